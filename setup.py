@@ -1,0 +1,66 @@
+"""Build of the C++ extension torchtpu_core._C; the rest of the metadata is in pyproject.toml."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+ROOT = Path(__file__).resolve().parent
+CSRC = Path("torchtpu_core") / "csrc"
+
+
+def pjrt_include_dir() -> str:
+    """The folder of pjrt_c_api.h, taken from the installed package xla-cpu-pjrt."""
+    try:
+        spec = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt")
+    except ModuleNotFoundError:
+        spec = None
+    for location in (spec.submodule_search_locations or []) if spec else []:
+        include = Path(location) / "include"
+        if (include / "pjrt_c_api.h").is_file():
+            return str(include)
+    sys.exit(
+        "torchtpu: pjrt_c_api.h was not found; it comes with the package xla-cpu-pjrt. "
+        "Run: pip install 'xla-cpu-pjrt>=0.0.1,<0.1'"
+    )
+
+
+def packages() -> tuple[list[str], dict[str, str]]:
+    """torchtpu_core with its subpackages, and integrations/<name> as torchtpu_<name>."""
+    names = find_packages(include=["torchtpu_core", "torchtpu_core.*"])
+    folders: dict[str, str] = {}
+    for init in sorted(ROOT.glob("integrations/*/__init__.py")):
+        folder = init.parent.relative_to(ROOT)
+        top = f"torchtpu_{folder.name}"
+        folders[top] = str(folder)
+        names += [top, *(f"{top}.{sub}" for sub in find_packages(str(folder)))]
+    return names, folders
+
+
+# torch's headers take about 1 GB a compiler process: two are what a small machine's memory bears.
+os.environ.setdefault("MAX_JOBS", "2")
+
+_packages, _package_dir = packages()
+_sources = sorted(str(p.relative_to(ROOT)) for p in (ROOT / CSRC).rglob("*.cc"))
+_headers = sorted(str(p.relative_to(ROOT)) for p in (ROOT / CSRC).rglob("*.h"))
+
+setup(
+    packages=_packages,
+    package_dir=_package_dir,
+    ext_modules=[
+        CppExtension(
+            "torchtpu_core._C",
+            _sources,
+            include_dirs=[str(ROOT / CSRC), pjrt_include_dir()],
+            extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-Wall", "-g0"],
+            libraries=["dl"],
+            depends=_headers,
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+)

@@ -1,0 +1,1 @@
+"""TorchTPU's tests; they mirror the source tree."""

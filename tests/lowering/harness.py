@@ -1,0 +1,132 @@
+"""Runs one lowering without the device: op -> StableHLO -> compiled program -> result, compared with CPU.
+
+The program is built exactly as for the device (`graph.lower_op`), from tensors whose base is the tensor itself.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torchtpu_core.lowering import graph, registry
+from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.lowering.random_bits import random_input
+from torchtpu_core.stablehlo import Module, TensorType, Value
+
+#: the generator's seed for lowerings that draw random numbers
+SEED = 1234
+
+TOLERANCE = {
+    torch.float32: (1e-4, 1e-5),
+    torch.float64: (1e-7, 1e-9),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float16: (2e-3, 1e-3),
+    torch.complex64: (1e-4, 1e-5),
+    torch.complex128: (1e-7, 1e-9),
+}
+
+
+@lru_cache(maxsize=1)
+def _client():
+    import os
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # The CPU plugin's default lets maximum/minimum drop NaN; the device sets the same option per program.
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_min_max=false"
+    )
+    import importlib.util
+
+    import pypjrt
+
+    path = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations[0]
+    client = pypjrt.Client.create(f"{path}/xla_cpu_pjrt.so")
+    scope = client.devices()
+    _keep.append(scope)
+    return client, scope.__enter__()[0]
+
+
+_keep: list = []
+
+
+_PJRT_TYPE = {
+    "i1": 1, "i8": 2, "i16": 3, "i32": 4, "i64": 5, "ui8": 6, "ui16": 7, "ui32": 8, "ui64": 9, "f16": 10, "f32": 11,
+    "f64": 12, "bf16": 13, "complex<f32>": 14, "complex<f64>": 15,
+}  # fmt: skip
+
+
+def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Compiles and runs a module; `outputs` are meta tensors giving result shapes and dtypes."""
+    client, device = _client()
+    exe = client.compile(text)
+    bufs = []
+    for t in inputs:
+        t = t.new_empty(t.shape).copy_(t)
+        raw = bytearray(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"\0")
+        bufs.append(client.buffer_from_host(raw, _PJRT_TYPE[mlir(t.dtype)], list(t.shape), device))
+    results = exe(*bufs)
+    out = []
+    for r, like in zip(results, outputs):
+        n = like.numel()
+        raw = bytearray(bytes(r.to_host())) if n else b""
+        data = (
+            torch.frombuffer(raw, dtype=like.dtype, count=n)
+            if n
+            else torch.empty(0, dtype=like.dtype)
+        )
+        out.append(data.reshape(like.shape))
+    return out
+
+
+def build(
+    op: Any, args: Any, kwargs: Any, runtime_scalars: bool = True
+) -> tuple[str, list, list, Any]:
+    """(module text, input tensors, meta results, result spec) for one functional op."""
+    leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+    inputs = [x for x in leaves if isinstance(x, torch.Tensor)]
+    metas = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in leaves]
+    m_args, m_kwargs = pytree.tree_unflatten(metas, spec)
+    try:
+        expected = op(*m_args, **m_kwargs)
+    except NotImplementedError:
+        expected = op(*args, **kwargs)
+        expected = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), expected)
+    module = Module()
+    b = module.function(
+        "main", [TensorType(mlir(t.dtype), tuple(t.shape)) for t in inputs], public=True
+    )
+    feed = iter(b.args)
+    values = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
+    v_args, v_kwargs = pytree.tree_unflatten(values, spec)
+    out = graph.lower_op(b, op, v_args, v_kwargs, expected)
+    out_leaves = pytree.tree_leaves(out, is_leaf=lambda x: isinstance(x, Value))
+    if random_input(b) is not None:
+        inputs = [*inputs, torch.tensor([SEED, 0], dtype=torch.uint64)]
+    b.finish([v for v in out_leaves if v is not None])
+    flat, out_spec = pytree.tree_flatten(expected)
+    flat = [t for t in flat if isinstance(t, torch.Tensor)]
+    return str(module), inputs, flat, out_spec
+
+
+def check(
+    op: Any, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
+) -> None:
+    """Asserts that the lowering of `op` (an OpOverload) equals CPU on these arguments (dtype, shape, values)."""
+    want = op(*args, **kwargs)
+    want_flat = [t for t in pytree.tree_leaves(want) if isinstance(t, torch.Tensor)]
+    text, inputs, metas, _ = build(op, args, kwargs)
+    try:
+        got = run(text, inputs, metas)
+    except Exception as e:
+        raise AssertionError(f"{op} does not compile or run: {e}\n{text}") from e
+    assert len(got) == len(want_flat)
+    for g, w in zip(got, want_flat):
+        r, a = TOLERANCE.get(w.dtype, (0, 0))
+        shown = [(tuple(t.shape), t.dtype) for t in inputs]
+        torch.testing.assert_close(
+            g, w.contiguous(), rtol=rtol if rtol is not None else r, atol=atol if atol is not None else a,
+            equal_nan=True, msg=lambda m: f"{registry.name_of(op)} {shown}: {m}\n{text}",
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The PJRT client, plugin choice, configuration and program cache."""

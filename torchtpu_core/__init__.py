@@ -1,0 +1,48 @@
+"""TorchTPU: PyTorch's device `tpu`. Importing this package (which `import torch` does through the
+entry point `torch.backends`) registers the device and the module torch.tpu; no plugin is loaded and
+no client created before the device is first used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_loaded = False
+
+
+def _autoload() -> None:
+    """Registers the device with PyTorch, once. The entry point calls it from within `import torch`;
+    importing this package first gets here before that, and then the entry point finds it done."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+
+    import torch
+
+    from torchtpu_core import tpu
+
+    torch.utils.rename_privateuse1_backend("tpu")
+    torch._register_device_module("tpu", tpu)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
+
+
+def stats() -> dict[str, Any]:
+    """Programs compiled, cache hits, executions, host transfers and fallbacks so far."""
+    from torchtpu_core import _C
+
+    return _C.stats()
+
+
+def reset_stats() -> None:
+    """Sets the counters of `stats` to zero."""
+    from torchtpu_core import _C
+
+    _C.reset_stats()
+
+
+_autoload()

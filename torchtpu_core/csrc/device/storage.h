@@ -1,0 +1,67 @@
+// What a tpu storage holds: a Slot with the PJRT buffer that carries its bytes now.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+#include "../pjrt/buffer.h"
+
+namespace torchtpu {
+
+using Dims = c10::SmallVector<int64_t, 6>;
+
+// A PJRT buffer shared by every slot that holds its value. Immutable; counted in memory statistics
+// from construction to destruction.
+struct BufferRef final : c10::intrusive_ptr_target {
+  BufferRef(pjrt::Buffer b, c10::DeviceIndex device, size_t nbytes);
+  ~BufferRef() override;
+  PJRT_Buffer* raw() const { return buffer.get(); }
+
+  pjrt::Buffer buffer;
+  const c10::DeviceIndex device;
+  const size_t nbytes;
+};
+using BufferPtr = c10::intrusive_ptr<BufferRef>;
+
+// One word of lock: slots are many, contention is a program's own data race.
+class SpinLock {
+ public:
+  void lock() {
+    while (flag_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  void unlock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
+};
+
+// The mutable cell behind a storage. `lock` guards every other member; `device` never changes.
+// The base (dtype, dims) describes `buffer`; with no buffer the contents are uninitialised and the
+// base is what a first write or read would create.
+struct Slot {
+  explicit Slot(c10::DeviceIndex d) : device(d) {}
+
+  SpinLock lock;
+  const c10::DeviceIndex device;
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  Dims dims;
+  BufferPtr buffer;
+  uint64_t address = 0;  // start of the fake address range behind data_ptr()
+};
+
+// The slot of a tpu storage. The storage must be one of ours.
+inline Slot* slot_of(const c10::StorageImpl& storage) {
+  return static_cast<Slot*>(storage.data_ptr().get_context());
+}
+
+// A DataPtr with a fresh, uninitialised slot of `nbytes` bytes.
+c10::DataPtr make_slot(c10::DeviceIndex device, size_t nbytes);
+
+}  // namespace torchtpu

@@ -1,0 +1,256 @@
+#include "build.h"
+
+#include <ATen/ATen.h>
+#include <pybind11/pybind11.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+
+#include "../device/runtime.h"
+#include "../pjrt/options.h"
+#include "errors.h"
+#include "stats.h"
+#include "transfer.h"
+
+namespace py = pybind11;
+
+namespace torchtpu {
+namespace {
+
+// A Python exception that crosses C++ as PyTorch wants it: its type and traceback survive, on any thread.
+[[noreturn]] void rethrow_python(py::error_already_set& e) {
+  e.restore();
+  python_error error;
+  error.persist();
+  throw std::move(error);
+}
+
+struct Lowering {
+  py::object route, build, tensor_spec, scalar_spec;
+};
+
+const Lowering& lowering() {
+  // Leaked on purpose: module state that static destructors must not touch after Python is gone.
+  static const Lowering* const l = [] {
+    py::module_ m = py::module_::import("torchtpu_core.lowering.program");
+    return new Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"), m.attr("ScalarSpec")};
+  }();
+  return *l;
+}
+
+py::object dtype_object(c10::ScalarType t) { return py::cast(t); }
+
+py::tuple ints(c10::IntArrayRef xs) {
+  py::tuple t(xs.size());
+  for (size_t i = 0; i < xs.size(); ++i) t[i] = xs[i];
+  return t;
+}
+
+// Turns the arguments into what program.build takes, in the order in which describe() walked them.
+class Describer {
+ public:
+  explicit Describer(const Call& call) : call_(call) {}
+
+  py::object argument(const c10::IValue& v, const c10::Argument& arg) {
+    const auto kind = arg.real_type()->kind();
+    auto inner = kind;
+    if (auto opt = arg.real_type()->cast<c10::OptionalType>()) inner = opt->getElementType()->kind();
+    if (v.isInt() && inner == c10::TypeKind::ScalarTypeType) {
+      return dtype_object(static_cast<c10::ScalarType>(v.toInt()));
+    }
+    if (v.isInt() && inner == c10::TypeKind::LayoutType) return py::cast(static_cast<c10::Layout>(v.toInt()));
+    if (v.isInt() && inner == c10::TypeKind::MemoryFormatType) {
+      return py::cast(static_cast<c10::MemoryFormat>(v.toInt()));
+    }
+    if (v.isGenerator()) return py::none();
+    return value(v);
+  }
+
+ private:
+  py::object value(const c10::IValue& v) {
+    if (v.isTensor()) return tensor(v.toTensor());
+    if (v.isList()) {
+      py::list out;
+      for (const auto& item : v.toListRef()) out.append(value(item));
+      return out;
+    }
+    if (next_scalar_ < call_.scalars.size() && call_.scalars[next_scalar_] == &v) {
+      const size_t i = next_scalar_++;
+      return lowering().scalar_spec(i, torch::jit::toPyObject(v));
+    }
+    return torch::jit::toPyObject(v);
+  }
+
+  py::object tensor(const at::Tensor& t) {
+    if (!t.defined()) return py::none();
+    const size_t i = next_tensor_++;
+    const TensorArg& arg = call_.tensors[i];
+    if (arg.slot == nullptr) {
+      const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
+      return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
+                                    dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
+                                    torch::jit::toPyObject(c10::IValue(t.item())));
+    }
+    const TensorArg& first = call_.tensors[arg.slot_index];
+    c10::ScalarType base_dtype = t.scalar_type();
+    Dims base;
+    const bool initialised = static_cast<bool>(first.buffer);
+    if (initialised) {
+      const auto dims = first.buffer->buffer.dims();
+      base.append(dims.begin(), dims.end());
+      base_dtype = torch_type(first.buffer->buffer.type());
+    } else {
+      base = uninitialised_base(t, t.storage().nbytes());
+    }
+    return lowering().tensor_spec(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
+                                  ints(t.strides()), t.storage_offset(), dtype_object(base_dtype), ints(base),
+                                  initialised, false, false, py::none());
+  }
+
+  const Call& call_;
+  size_t next_tensor_ = 0;
+  size_t next_scalar_ = 0;
+};
+
+c10::ScalarType scalar_type(py::handle o) { return py::cast<c10::ScalarType>(o); }
+
+Dims dims_of(py::handle o) {
+  Dims out;
+  for (auto x : o) out.push_back(x.cast<int64_t>());
+  return out;
+}
+
+void read_plan(py::handle plan, Program& program) {
+  for (auto in : plan.attr("inputs")) {
+    const auto kind = in[py::int_(0)].cast<std::string>();
+    InputPlan p{InputPlan::kRandom, 0, c10::ScalarType::Undefined};
+    if (kind != "random") {
+      p.kind = kind == "slot" ? InputPlan::kSlot : kind == "host" ? InputPlan::kHost : InputPlan::kScalar;
+      p.index = in[py::int_(1)].cast<uint32_t>();
+      if (p.kind != InputPlan::kSlot) p.dtype = scalar_type(in[py::int_(2)]);
+    }
+    program.inputs.push_back(p);
+  }
+  for (auto out : plan.attr("outputs")) {
+    OutputPlan p;
+    p.dtype = scalar_type(out[py::int_(0)]);
+    p.base = dims_of(out[py::int_(1)]);
+    p.sizes = dims_of(out[py::int_(2)]);
+    p.strides = dims_of(out[py::int_(3)]);
+    p.tensor = out[py::int_(4)].cast<int32_t>();
+    p.nbytes = c10::elementSize(p.dtype);
+    for (int64_t d : p.base) p.nbytes *= static_cast<size_t>(d);
+    program.outputs.push_back(std::move(p));
+  }
+  for (auto r : plan.attr("returns")) {
+    const auto kind = r[py::int_(0)].cast<std::string>();
+    ReturnPlan p{ReturnPlan::kNone, 0, {}};
+    if (kind == "out" || kind == "arg") {
+      p.kind = kind == "out" ? ReturnPlan::kOutput : ReturnPlan::kArgument;
+      p.index = r[py::int_(1)].cast<uint32_t>();
+    } else if (kind == "outs") {
+      p.kind = ReturnPlan::kOutputs;
+      for (auto i : r[py::int_(1)]) p.list.push_back(i.cast<uint32_t>());
+    }
+    program.returns.push_back(std::move(p));
+  }
+  for (auto i : plan.attr("donate")) program.donate.push_back(i.cast<int64_t>());
+  program.random_blocks = plan.attr("random_blocks").cast<uint64_t>();
+}
+
+// From the persistent cache, else compiled (and then cached). Called with the GIL, which is released
+// around the plugin's work.
+std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
+  pjrt::Client& client = runtime().client();
+  const pjrt::CompileOptions options;
+  py::object cache = py::module_::import("torchtpu_core.cache").attr("default_cache")();
+  py::object key = cache.attr("key")(client.fingerprint(), py::bytes(options.serialize()), text);
+  py::object found = cache.attr("get")(key);
+  if (!found.is_none()) {
+    const auto payload = found.cast<std::string>();
+    try {
+      py::gil_scoped_release release;
+      auto exe = client.deserialize_and_load(payload);
+      stats().loaded.fetch_add(1, std::memory_order_relaxed);
+      return exe;
+    } catch (const pjrt::Error&) {
+      // An entry that this plugin does not take is a miss like any other.
+    }
+  }
+  std::shared_ptr<pjrt::LoadedExecutable> exe;
+  std::string payload;
+  {
+    py::gil_scoped_release release;
+    const auto start = std::chrono::steady_clock::now();
+    exe = client.compile(text, options);
+    const auto spent = std::chrono::steady_clock::now() - start;
+    stats().compile_ns.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
+                                 std::memory_order_relaxed);
+    stats().compiled.fetch_add(1, std::memory_order_relaxed);
+    try {
+      payload = exe->serialize();
+    } catch (const pjrt::Error&) {
+      // A plugin that cannot serialize works without the persistent cache.
+    }
+  }
+  if (!payload.empty()) cache.attr("put")(key, py::bytes(payload));
+  return exe;
+}
+
+}  // namespace
+
+Routing resolve_route(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  Routing routing{Route::kUnsupported, std::vector<ArgumentTraits>(schema.arguments().size())};
+  py::gil_scoped_acquire gil;
+  try {
+    py::tuple r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
+    routing.route = static_cast<Route>(r[0].cast<int>());
+    for (auto i : r[1]) {
+      auto& traits = routing.traits[i.cast<size_t>()];
+      traits.runtime = true;
+      traits.fixed = schema.arguments()[i.cast<size_t>()].default_value();
+    }
+  } catch (py::error_already_set& e) {
+    rethrow_python(e);
+  }
+  return routing;
+}
+
+Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& traits,
+            c10::ArrayRef<c10::IValue> args, const Call& call) {
+  Built built;
+  runtime();  // before the GIL: creating it takes the GIL itself
+  py::gil_scoped_acquire gil;
+  std::string text;
+  try {
+    Describer d(call);
+    py::list described;
+    const auto& schema = op.schema().arguments();
+    for (size_t i = 0; i < args.size(); ++i) described.append(d.argument(args[i], schema[i]));
+    py::object plan = lowering().build(op.operator_name().name, op.operator_name().overload_name, described);
+    for (auto r : plan.attr("resize")) {
+      built.resize.emplace_back(r[py::int_(0)].cast<uint32_t>(), r[py::int_(1)].cast<std::vector<int64_t>>());
+    }
+    if (!built.resize.empty()) return built;
+    built.program = std::make_unique<Program>();
+    read_plan(plan, *built.program);
+    text = plan.attr("text").cast<std::string>();
+    if (!built.program->outputs.empty()) built.program->executable = load_or_compile(text);
+  } catch (py::error_already_set& e) {
+    if (e.matches(PyExc_NotImplementedError)) {
+      built.program.reset();
+      built.unsupported = true;
+      built.reason = py::str(e.value());
+      return built;
+    }
+    rethrow_python(e);
+  } catch (const pjrt::Error&) {
+    throw_translated(("compiling " + c10::toString(op.operator_name()) + "\n" + text).c_str());
+  }
+  return built;
+}
+
+}  // namespace torchtpu

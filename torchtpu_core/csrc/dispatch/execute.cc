@@ -1,0 +1,133 @@
+#include "execute.h"
+
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <sstream>
+
+#include "../device/generator.h"
+#include "../device/queue.h"
+#include "../device/memory.h"
+#include "../device/runtime.h"
+#include "errors.h"
+#include "stats.h"
+#include "transfer.h"
+
+namespace torchtpu {
+namespace {
+
+std::atomic<Mode> current_mode{Mode::kStrict};
+
+// "add.Tensor(f32[8,8], f32[8])", for errors.
+std::string shown(const char* name, const Call& call) {
+  std::ostringstream out;
+  out << name << '(';
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const at::Tensor& t = *call.tensors[i].tensor;
+    out << (i ? ", " : "") << t.scalar_type() << t.sizes();
+  }
+  out << ')';
+  return out.str();
+}
+
+c10::Scalar number_of(const at::Tensor& cpu) { return cpu.item(); }
+
+BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
+  switch (plan.kind) {
+    case InputPlan::kSlot:
+      return call.tensors[plan.index].buffer;
+    case InputPlan::kHost:
+      return number_buffer(number_of(*call.tensors[plan.index].tensor), plan.dtype, call.device);
+    case InputPlan::kScalar:
+      return number_buffer(call.scalars[plan.index]->toScalar(), plan.dtype, call.device);
+    case InputPlan::kRandom: {
+      auto [seed, offset] = generator_for(call.generator, call.device).reserve(program.random_blocks);
+      return random_state_buffer(seed, offset, call.device);
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+}  // namespace
+
+Mode mode() { return current_mode.load(std::memory_order_relaxed); }
+void set_mode(Mode m) { current_mode.store(m, std::memory_order_relaxed); }
+
+void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack) {
+  Runtime& rt = runtime();
+  const PJRT_Api* api = rt.client().api();
+  const size_t n_in = program.inputs.size();
+  const size_t n_out = program.outputs.size();
+  c10::SmallVector<BufferPtr, 8> held(n_in);
+  c10::SmallVector<PJRT_Buffer*, 8> args(n_in);
+  c10::SmallVector<PJRT_Buffer*, 4> outs(n_out);
+  c10::SmallVector<int64_t, 4> keep;
+  PJRT_Event* complete = nullptr;
+  try {
+    for (size_t i = 0; i < n_in; ++i) {
+      held[i] = input(program.inputs[i], call, program);
+      args[i] = held[i]->raw();
+    }
+    // A donated buffer must belong to its slot alone: the slot's reference, the call's and ours.
+    for (int64_t i : program.donate) {
+      if (held[i].use_count() > 3) keep.push_back(i);
+    }
+    if (n_out == 0) {
+      // nothing to compute: an op on no elements that returns nothing
+    } else {
+      program.executable->execute_raw(args.data(), n_in, outs.data(), rt.pjrt_device(call.device), keep.data(),
+                                      keep.size(), &complete);
+    }
+  } catch (const pjrt::Error& e) {
+    if (e.code() == pjrt::Code::kResourceExhausted) record_oom(call.device, false);
+    throw_translated(("running " + shown(name, call)).c_str());
+  }
+  stats().executions.fetch_add(1, std::memory_order_relaxed);
+  uint64_t sequence = 0;
+  if (complete != nullptr) sequence = queue::push(call.device, pjrt::Event(api, complete));
+  held.clear();
+  c10::SmallVector<at::Tensor, 4> fresh(n_out);
+  for (size_t i = 0; i < n_out; ++i) {
+    const OutputPlan& plan = program.outputs[i];
+    auto ref = c10::make_intrusive<BufferRef>(pjrt::Buffer(api, outs[i]), call.device, plan.nbytes);
+    if (plan.tensor >= 0) {
+      call.tensors[plan.tensor].buffer.reset();
+      assign(*call.tensors[plan.tensor].slot, std::move(ref), plan.dtype, plan.base);
+    } else {
+      fresh[i] = wrap_buffer(std::move(ref), plan.dtype, plan.base, plan.sizes, plan.strides);
+    }
+  }
+  if (mode() == Mode::kDebug && sequence != 0) {
+    try {
+      queue::wait(call.device, sequence);
+    } catch (const pjrt::Error&) {
+      throw_translated(("running " + shown(name, call)).c_str());
+    }
+  }
+  // Results may be arguments, so they are collected before the arguments are dropped.
+  c10::SmallVector<c10::IValue, 4> results;
+  const size_t first = stack.size() - num_args;
+  for (const ReturnPlan& r : program.returns) {
+    switch (r.kind) {
+      case ReturnPlan::kNone:
+        results.emplace_back(at::Tensor());
+        break;
+      case ReturnPlan::kOutput:
+        results.emplace_back(std::move(fresh[r.index]));
+        break;
+      case ReturnPlan::kOutputs: {
+        std::vector<at::Tensor> list;
+        for (uint32_t i : r.list) list.push_back(std::move(fresh[i]));
+        results.emplace_back(std::move(list));
+        break;
+      }
+      case ReturnPlan::kArgument:
+        results.push_back(stack[first + r.index]);
+        break;
+    }
+  }
+  torch::jit::drop(stack, num_args);
+  for (auto& r : results) stack.push_back(std::move(r));
+}
+
+}  // namespace torchtpu

@@ -1,0 +1,18 @@
+// The hot path: runs a found program on a call's buffers.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "program.h"
+
+namespace torchtpu {
+
+// Launches the program and replaces the arguments on the stack by the results. Does not wait, except
+// in debug mode. Needs no GIL.
+void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack);
+
+enum class Mode : uint8_t { kStrict = 0, kDebug = 1 };
+Mode mode();
+void set_mode(Mode mode);
+
+}  // namespace torchtpu

@@ -1,0 +1,85 @@
+// A compiled program with the plan by which it is fed and its results wrapped, and the table that
+// finds it again.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "../pjrt/executable.h"
+#include "call.h"
+
+namespace torchtpu {
+
+struct InputPlan {
+  enum Kind : uint8_t { kSlot, kHost, kScalar, kRandom } kind;
+  uint32_t index;         // of the tensor or number
+  c10::ScalarType dtype;  // of a number on the device
+};
+
+struct OutputPlan {
+  c10::ScalarType dtype;
+  Dims base;      // dims of the buffer
+  Dims sizes;     // of the new tensor
+  Dims strides;   //
+  size_t nbytes;  // of the buffer
+  int32_t tensor; // whose slot receives the buffer; -1: a new tensor
+};
+
+struct ReturnPlan {
+  enum Kind : uint8_t { kNone, kOutput, kOutputs, kArgument } kind;
+  uint32_t index = 0;
+  std::vector<uint32_t> list;
+};
+
+// Immutable once in a table.
+struct Program {
+  // How calls with this key run; only kRun has a program.
+  enum Kind : uint8_t { kRun, kComposite } kind = kRun;
+  std::shared_ptr<pjrt::LoadedExecutable> executable;
+  std::vector<InputPlan> inputs;
+  std::vector<OutputPlan> outputs;
+  std::vector<ReturnPlan> returns;
+  std::vector<int64_t> donate;  // inputs
+  uint64_t random_blocks = 0;
+};
+
+// Programs by key. Readers share the lock; programs are never removed, so a found one stays valid.
+class ProgramTable {
+ public:
+  const Program* find(const Call& call) const {
+    std::shared_lock lock(mutex_);
+    auto [at, end] = entries_.equal_range(call.hash);
+    for (; at != end; ++at) {
+      if (at->second.key == call.key) return at->second.program.get();
+    }
+    return nullptr;
+  }
+
+  const Program* insert(const Call& call, std::unique_ptr<Program> program) {
+    std::unique_lock lock(mutex_);
+    return entries_.emplace(call.hash, Entry{call.key, std::move(program)})->second.program.get();
+  }
+
+  size_t size() const {
+    std::shared_lock lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  struct Entry {
+    Key key;
+    std::unique_ptr<Program> program;
+  };
+  struct Identity {
+    size_t operator()(uint64_t h) const noexcept { return h; }
+  };
+  mutable std::shared_mutex mutex_;
+  std::unordered_multimap<uint64_t, Entry, Identity> entries_;
+};
+
+}  // namespace torchtpu

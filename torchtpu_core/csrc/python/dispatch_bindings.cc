@@ -1,0 +1,55 @@
+// The dispatcher's part of torchtpu_core._C: modes, counters, the CPU fallback.
+#include <torch/csrc/utils/pybind.h>
+
+#include "../dispatch/boxed.h"
+#include "../dispatch/execute.h"
+#include "../dispatch/stats.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+
+namespace torchtpu {
+namespace {
+
+py::dict stats_dict() {
+  const Stats& s = stats();
+  const auto get = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
+  py::dict d;
+  d["programs_compiled"] = get(s.compiled);
+  d["programs_loaded"] = get(s.loaded);
+  d["cache_hits"] = get(s.cache_hits);
+  d["executions"] = get(s.executions);
+  d["host_to_device"] = get(s.to_device);
+  d["device_to_host"] = get(s.to_host);
+  d["bytes_host_to_device"] = get(s.bytes_to_device);
+  d["bytes_device_to_host"] = get(s.bytes_to_host);
+  d["fallbacks"] = get(s.fallbacks);
+  d["compile_seconds"] = static_cast<double>(get(s.compile_ns)) * 1e-9;
+  py::dict ops;
+  for (const auto& [op, n] : fallback_counts()) ops[py::str(op)] = n;
+  d["fallbacks_by_op"] = ops;
+  return d;
+}
+
+void set_mode_by_name(const std::string& name) {
+  if (name == "strict") {
+    set_mode(Mode::kStrict);
+  } else if (name == "debug") {
+    set_mode(Mode::kDebug);
+  } else {
+    throw py::value_error("mode must be 'strict' or 'debug', got '" + name + "'");
+  }
+}
+
+}  // namespace
+
+void bind_dispatch(py::module_& m) {
+  m.def("stats", stats_dict);
+  m.def("reset_stats", reset_stats);
+  m.def("set_cpu_fallback", set_cpu_fallback);
+  m.def("get_cpu_fallback", cpu_fallback_enabled);
+  m.def("set_mode", set_mode_by_name);
+  m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
+}
+
+}  // namespace torchtpu

@@ -1,0 +1,437 @@
+"""One eager operator call as one program: what the dispatcher asks for when it meets a key for the first time.
+
+`route` says once for each operator how it runs; `build` turns a described call into StableHLO text and the plan by which the
+dispatcher feeds it and wraps its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from torchtpu_core.lowering import decompose, graph, host, registry, variants
+from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.lowering.random_bits import random_blocks, random_input
+from torchtpu_core.stablehlo import Builder, Module, TensorType, Value, strided
+from torchtpu_core.stablehlo import types as T
+
+# How an operator runs (the values are the dispatcher's, csrc/dispatch/op_record.h).
+LOWER, COMPOSITE, HOST, UNSUPPORTED = range(4)
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor argument as the dispatcher describes it.
+
+    index: its place among the call's tensors; slot: the first index of a tensor with the same storage.
+    host: a 0-d CPU tensor, given by `value`; weak: it is a wrapped Python number.
+    """
+
+    index: int
+    slot: int
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    base_dtype: torch.dtype
+    base_dims: tuple[int, ...]
+    initialised: bool
+    host: bool
+    weak: bool
+    value: Any
+
+    def meta(self) -> Any:
+        if self.weak:
+            return self.value
+        if self.host:
+            return torch.empty((), dtype=self.dtype, device="meta")
+        return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class ScalarSpec:
+    """A number that is fed at run time; `index`: its place among the call's run-time numbers."""
+
+    index: int
+    value: Any
+
+
+@dataclass
+class Plan:
+    """A program and how to run it.
+
+    inputs: ("slot", tensor) | ("host", tensor, dtype) | ("scalar", index, dtype) | ("random",)
+    outputs: (dtype, base dims, sizes, strides, tensor): tensor is the index of the tensor whose slot receives the
+        new base, or -1 for a new tensor.
+    returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
+    donate: inputs whose buffer the program may reuse for an output.
+    resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing else is set.
+    """
+
+    text: str = ""
+    inputs: list[tuple] = field(default_factory=list)
+    outputs: list[tuple] = field(default_factory=list)
+    returns: list[tuple] = field(default_factory=list)
+    donate: list[int] = field(default_factory=list)
+    random_blocks: int = 0
+    resize: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+def resolve(name: str, overload: str) -> OpOverload:
+    """The operator of a schema name ("aten::add", "Tensor")."""
+    space, _, op = name.partition("::")
+    return getattr(getattr(getattr(torch.ops, space), op), overload or "default")
+
+
+def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
+    """(route, arguments whose numbers are run-time inputs, arguments written though the schema does not say so)."""
+    op = resolve(name, overload)
+    variant = variants.variant_of(op)
+    functional = variant.functional if variant else op
+    rule = registry.find(functional)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+    if rule is not None and variant is not None:
+        names = [a.name for a in op._schema.arguments]
+        return (
+            LOWER,
+            [names.index(n) for n in rule.runtime if n in names],
+            [names.index(n) for n in rule.mutates],
+        )
+    if registry.name_of(op) in host.REASONS or registry.name_of(functional) in host.REASONS:
+        return HOST, [], []
+    if variant is not None and decompose.find(functional) is not None and not _prefers_composite(op):
+        return LOWER, [], []
+    if composite:
+        return COMPOSITE, [], []
+    return UNSUPPORTED, [], []
+
+
+def _prefers_composite(op: OpOverload) -> bool:
+    """Factories are composites of `empty` and a fill: no decomposition makes them better."""
+    return not any("Tensor" in str(a.type) for a in op._schema.arguments)
+
+
+class Inputs:
+    """The arguments of @main while it grows: one per slot, run-time number and the random state."""
+
+    def __init__(self, b: Builder):
+        self.b = b
+        self.order: list[tuple] = []
+        self._values: dict[tuple, Value] = {}
+
+    def get(self, key: tuple, t: TensorType) -> Value:
+        if key not in self._values:
+            self._values[key] = self.b.add_arg(t)
+            self.order.append(key)
+        return self._values[key]
+
+    def position(self, key: tuple) -> int | None:
+        return self.order.index(key) if key in self._values else None
+
+
+def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
+    """The plan for one call. `args`: every schema argument, tensors as TensorSpec, run-time numbers as ScalarSpec.
+
+    Raises what PyTorch raises for wrong arguments (from the operator's meta kernel) and NotImplementedError for an
+    operator, overload or dtype that is not lowered.
+    """
+    op = resolve(name, overload)
+    variant = variants.variant_of(op)
+    if variant is None:
+        raise NotImplementedError(f"{op.name()} has no functional overload to lower")
+    metas, expected, resize = _infer(op, variant, args)
+    if resize:
+        return Plan(resize=resize)
+    module = Module(_module_name(op))
+    b = module.function("main", [], public=True)
+    inputs = Inputs(b)
+    wide = _is_wide(args)
+    bases: dict[int, Value] = {}
+
+    def value_of(x: Any) -> Any:
+        if isinstance(x, ScalarSpec):
+            dtype = scalar_dtype(x.value, wide)
+            v = inputs.get(("scalar", x.index, dtype), TensorType(mlir(dtype), ()))
+            v.weak = True
+            return v
+        if x.host:
+            dtype = scalar_dtype(x.value, wide) if x.weak else x.dtype
+            v = inputs.get(("host", x.index, dtype), TensorType(mlir(dtype), ()))
+            v.weak = x.weak
+            return v
+        return _read(b, inputs, bases, x)
+
+    f_args, f_kwargs = [], {}
+    for a, i in zip(variant.functional._schema.arguments, variant.arguments):
+        x = _map(value_of, _argument(variant, args, i))
+        if a.kwarg_only:
+            f_kwargs[a.name] = x
+        else:
+            f_args.append(x)
+    out = graph.lower_op(b, variant.functional, f_args, f_kwargs, expected)
+    return _finish(op, variant, args, metas, b, module, inputs, bases, out, expected)
+
+
+def _argument(variant: variants.Variant, args: Sequence[Any], i: int) -> Any:
+    if i == variants.NONE:
+        return None
+    return args[variant.mutated[0]].dtype if i == variants.OUT_DTYPE else args[i]
+
+
+def _module_name(op: OpOverload) -> str:
+    return f"{op._opname}_{op._overloadname}".replace(".", "_")
+
+
+def _is_out(op: OpOverload, i: int) -> bool:
+    return op._schema.arguments[i].is_out
+
+
+def _map(fn: Any, x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return [_map(fn, v) for v in x]
+    return fn(x) if isinstance(x, (TensorSpec, ScalarSpec)) else x
+
+
+def _specs(x: Any) -> list[TensorSpec]:
+    return [t for t in pytree.tree_leaves(x) if isinstance(t, TensorSpec)]
+
+
+def _is_wide(args: Sequence[Any]) -> bool:
+    """Whether numbers must keep double precision: some tensor or requested dtype is f64 or c128."""
+    wide = (torch.float64, torch.complex128)
+    return any(
+        x in wide or isinstance(x, TensorSpec) and not x.weak and x.dtype in wide
+        for x in pytree.tree_leaves(list(args))
+        if isinstance(x, (torch.dtype, TensorSpec))
+    ) or torch.get_default_dtype() in wide
+
+
+def scalar_dtype(value: Any, wide: bool) -> torch.dtype:
+    """The dtype in which a run-time number travels."""
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, int):
+        return torch.int64
+    if isinstance(value, complex):
+        return torch.complex128 if wide else torch.complex64
+    return torch.float64 if wide else torch.float32
+
+
+def _read(b: Builder, inputs: Inputs, bases: dict[int, Value], x: TensorSpec) -> Value:
+    base_dtype = mlir(x.base_dtype)
+    if not x.initialised:
+        return b.constant(0, mlir(x.dtype), x.sizes)
+    if x.slot not in bases:
+        bases[x.slot] = inputs.get(("slot", x.slot), TensorType(base_dtype, x.base_dims))
+    return strided.read(b, bases[x.slot], mlir(x.dtype), x.sizes, x.strides, x.offset)
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tuple[list, Any, list]:
+    """(meta arguments, expected results of the functional overload or None, out tensors to resize)."""
+
+    def to_meta(x: Any) -> Any:
+        if isinstance(x, TensorSpec):
+            return x.meta()
+        if isinstance(x, ScalarSpec):
+            return x.value
+        return torch.device("meta") if isinstance(x, torch.device) else x
+
+    metas = [_map_meta(to_meta, x) for x in args]
+    outs = [i for i in variant.mutated if _is_out(op, i)]
+    resize: list[tuple[int, tuple[int, ...]]] = []
+    try:
+        with torch.no_grad():
+            result = _call(op, metas)
+    except NotImplementedError:
+        result = None
+    if result is not None and outs:
+        for i in outs:
+            for spec, meta in zip(_specs(args[i]), _tensors(metas[i])):
+                if tuple(meta.shape) != spec.sizes:
+                    resize.append((spec.index, tuple(meta.shape)))
+    if variant.functional is op:
+        return metas, result, resize
+    if variant.returns_new == 0:
+        # every result lands in a mutated argument: its shape and dtype are what to expect
+        targets = [metas[i] for i in variant.mutated]
+        if result is not None or not outs:
+            return metas, targets[0] if len(targets) == 1 else targets, resize
+    try:
+        f_metas = [_argument(variant, metas, i) for i in variant.arguments]
+        with torch.no_grad():
+            expected = _call(variant.functional, f_metas)
+    except NotImplementedError:
+        return metas, None, resize
+    if result is None:
+        flat = pytree.tree_leaves(expected)
+        for i, meta in zip(outs, flat):
+            for spec in _specs(args[i]):
+                if isinstance(meta, torch.Tensor) and tuple(meta.shape) != spec.sizes:
+                    resize.append((spec.index, tuple(meta.shape)))
+    return metas, expected, resize
+
+
+def _map_meta(fn: Any, x: Any) -> Any:
+    return [fn(v) for v in x] if isinstance(x, (list, tuple)) else fn(x)
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
+
+
+def _call(op: OpOverload, values: Sequence[Any]) -> Any:
+    args, kwargs = [], {}
+    for a, v in zip(op._schema.arguments, values):
+        if a.kwarg_only:
+            kwargs[a.name] = v
+        else:
+            args.append(v)
+    return op(*args, **kwargs)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def _finish(
+    op: OpOverload,
+    variant: variants.Variant,
+    args: Sequence[Any],
+    metas: Sequence[Any],
+    b: Builder,
+    module: Module,
+    inputs: Inputs,
+    bases: dict[int, Value],
+    out: Any,
+    expected: Any,
+) -> Plan:
+    plan = Plan()
+    results: list[Value] = []
+    values = list(out) if isinstance(out, (list, tuple)) else [out]
+    single_list = len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]"
+    new_values: list[Any] = [values] if single_list and not variant.mutated else values[: variant.returns_new]
+    if variant.returns_new == 1 and isinstance(expected, (list, tuple)) and not single_list:
+        expected = expected if variant.mutated else [expected]
+    targets = _targets(variant, args, values)
+    hints = _hints(expected, new_values, single_list)
+    returns_new: list[tuple] = []
+    for v, hint in zip(new_values, hints):
+        if isinstance(v, list):
+            where = []
+            for w, h in zip(v, hint):
+                where.append(len(results))
+                _new_output(b, plan, results, w, h)
+            returns_new.append(("outs", where))
+        elif v is None:
+            returns_new.append(("none",))
+        else:
+            returns_new.append(("out", len(results)))
+            _new_output(b, plan, results, v, hint)
+    _write_all(b, plan, results, inputs, bases, targets)
+    feed = iter(returns_new)
+    mutated = list(variant.mutated)
+    for r in op._schema.returns:
+        if r.alias_info is not None and r.alias_info.is_write:
+            plan.returns.append(("arg", mutated.pop(0)))
+        else:
+            plan.returns.append(next(feed, ("none",)))
+    plan.random_blocks = random_blocks(b)
+    key = random_input(b)
+    plan.inputs = list(inputs.order)
+    if key is not None:
+        plan.inputs.append(("random",))
+    for i in plan.donate:
+        n = next(
+            j for j, o in enumerate(plan.outputs) if o[4] >= 0 and o[4] == plan.inputs[i][1]
+        )
+        b.arg_attrs[i] = f"tf.aliasing_output = {n} : i32"
+    b.finish(results)
+    plan.text = str(module)
+    return plan
+
+
+def _hints(expected: Any, new_values: Sequence[Any], single_list: bool) -> list[Any]:
+    """Meta tensors (for strides) beside each new value; None where unknown."""
+    if single_list:
+        return [list(expected) if expected is not None else [None] * len(new_values[0])] if new_values else []
+    if expected is None:
+        return [[None] * len(v) if isinstance(v, list) else None for v in new_values]
+    flat = list(expected) if isinstance(expected, (list, tuple)) else [expected]
+    return flat[: len(new_values)]
+
+
+def _new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any) -> None:
+    from torchtpu_core.lowering.dtypes import torch_dtype
+
+    sizes = tuple(v.shape)
+    strides = tuple(hint.stride()) if isinstance(hint, torch.Tensor) else strided.contiguous_strides(sizes)
+    order = strided.dense_order(sizes, strides)
+    if order is None:
+        strides = strided.contiguous_strides(sizes)
+        order = tuple(range(len(sizes)))
+    physical = b.transpose(v, order)
+    results.append(physical)
+    plan.outputs.append((torch_dtype(v.dtype), physical.shape, sizes, strides, -1))
+
+
+def _targets(variant: variants.Variant, args: Sequence[Any], values: Sequence[Any]) -> list[tuple[TensorSpec, Value]]:
+    """(destination, value) for every tensor the call writes."""
+    rest = list(values[variant.returns_new :]) if variant.mutated else []
+    pairs: list[tuple[TensorSpec, Value]] = []
+    if len(variant.mutated) == 1 and isinstance(args[variant.mutated[0]], (list, tuple)):
+        if len(rest) != 1 or not isinstance(rest[0], (list, tuple)):
+            rest = [rest]
+    for i, v in zip(variant.mutated, rest):
+        if isinstance(args[i], (list, tuple)):
+            pairs.extend((d, w) for d, w in zip(args[i], v) if d is not None)
+        elif args[i] is not None and v is not None:
+            pairs.append((args[i], v))
+    return pairs
+
+
+def _write_all(
+    b: Builder,
+    plan: Plan,
+    results: list[Value],
+    inputs: Inputs,
+    bases: dict[int, Value],
+    targets: Sequence[tuple[TensorSpec, Value]],
+) -> None:
+    """Writes each value through its destination's view; one new base a slot, however many views of it are written."""
+    done: dict[int, int] = {}
+    for spec, v in targets:
+        v = b.expand(b.convert(v, mlir(spec.dtype)), spec.sizes)
+        held = spec.slot in done
+        covers = strided.covers(
+            T.ITEMSIZE[mlir(spec.base_dtype)], spec.base_dims, T.ITEMSIZE[mlir(spec.dtype)], spec.sizes, spec.strides, spec.offset
+        )
+        base_dtype, base_dims = mlir(spec.base_dtype), spec.base_dims
+        base: Value | None = results[done[spec.slot]] if held else bases.get(spec.slot)
+        if base is None and spec.initialised and not covers:
+            base = inputs.get(("slot", spec.slot), TensorType(base_dtype, base_dims))
+            bases[spec.slot] = base
+        if covers:
+            order = strided.dense_order(spec.sizes, spec.strides)
+            new = b.transpose(v, order)
+            out_dtype = spec.dtype
+        else:
+            new = strided.write(b, base, base_dtype, base_dims, v, spec.sizes, spec.strides, spec.offset)
+            out_dtype = spec.base_dtype
+        entry = (out_dtype, new.shape, (), (), spec.slot)
+        if held:
+            results[done[spec.slot]], plan.outputs[done[spec.slot]] = new, entry
+            continue
+        done[spec.slot] = len(results)
+        results.append(new)
+        plan.outputs.append(entry)
+    for slot, n in done.items():
+        i = inputs.position(("slot", slot))
+        if i is not None and bases[slot].type == results[n].type:
+            plan.donate.append(i)
