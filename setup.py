@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -42,6 +43,17 @@ def packages() -> tuple[list[str], dict[str, str]]:
     return names, folders
 
 
+class IncrementalBuild(BuildExtension):
+    """Builds with ninja, always in the same folder: an editable install by pip would take a
+    temporary one and compile everything anew."""
+
+    def finalize_options(self) -> None:
+        """Settle the folder of the object files."""
+        super().finalize_options()
+        tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        self.build_temp = str(Path("build") / f"temp.{tag}")
+
+
 # torch's headers take about 1 GB a compiler process: two are what a small machine's memory bears.
 os.environ.setdefault("MAX_JOBS", "2")
 
@@ -59,8 +71,8 @@ setup(
             include_dirs=[str(ROOT / CSRC), pjrt_include_dir()],
             extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-Wall", "-g0"],
             libraries=["dl"],
-            depends=_headers,
+            depends=_headers,  # which puts them into a source distribution
         )
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+    cmdclass={"build_ext": IncrementalBuild},
 )

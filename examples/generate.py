@@ -129,7 +129,11 @@ def main() -> int:
     import torchtpu_core
 
     counts = torchtpu_core.stats()
-    print("      " + ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in counts.items()))
+    print(
+        f"      {counts['programs_compiled']} programs compiled in "
+        f"{counts['compile_seconds']:.1f} s, {counts['programs_loaded']} loaded from disk, "
+        f"{counts['executions']} executions, {counts['fallbacks']} CPU fallbacks"
+    )
     expected = run("cpu")
     report("cpu", prompt, expected)
     if generation.ids == expected.ids:

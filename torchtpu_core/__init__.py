@@ -33,14 +33,14 @@ def _autoload() -> None:
 
 def stats() -> dict[str, Any]:
     """Programs compiled, cache hits, executions, host transfers and fallbacks so far."""
-    from torchtpu_core import _C
+    import torchtpu_core._C as _C
 
     return _C.stats()
 
 
 def reset_stats() -> None:
     """Sets the counters of `stats` to zero."""
-    from torchtpu_core import _C
+    import torchtpu_core._C as _C
 
     _C.reset_stats()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchtpu_core import _C
+import torchtpu_core._C as _C
 
 _DeviceLike = torch.device | str | int | None
 

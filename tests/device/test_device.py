@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -129,6 +130,38 @@ def test_accelerator_index_out_of_range():
         torch.accelerator.set_device_index(99)
 
 
+def test_senseless_settings_are_refused(run_python):
+    out = run_python(
+        """
+        import torch
+        for use in (torch.tpu.device_count, lambda: torch.ones(1, device="tpu")):
+            try:
+                use()
+            except ValueError as error:
+                print("TORCHTPU_CPU_DEVICES" in str(error), end=" ")
+        print(torch.tpu.is_available())
+        """,
+        TORCHTPU_CPU_DEVICES="-3",
+    )
+    assert out == "True True False"
+
+
+def test_plugin_that_does_not_load(run_python, tmp_path):
+    plugin = tmp_path / "libnothing.so"
+    plugin.write_bytes(b"not a library")
+    out = run_python(
+        """
+        import torch
+        try:
+            torch.ones(1, device="tpu")
+        except RuntimeError as error:
+            print(error)
+        """,
+        TORCHTPU_PJRT_PLUGIN=str(plugin),
+    )
+    assert str(plugin) in out
+
+
 def test_not_a_tpu():
     with pytest.raises(ValueError, match="Expected a tpu device, but got: cuda:0"):
         torch.tpu.set_device("cuda:0")
@@ -219,9 +252,20 @@ def test_modules_move():
     assert all(torch.equal(v, expected[k]) for k, v in other.state_dict().items())
 
 
-def test_numpy_and_dlpack_errors():
+def test_numpy_errors():
     x = torch.ones(2, device="tpu")
     with pytest.raises(TypeError, match="can't convert tpu:0 device type tensor to numpy"):
         x.numpy()
-    with pytest.raises((RuntimeError, BufferError, ValueError)):
-        torch.utils.dlpack.to_dlpack(x)
+    with pytest.raises(TypeError, match="can't convert tpu:0 device type tensor to numpy"):
+        np.asarray(x)
+
+
+def test_dlpack():
+    x = torch.arange(3.0, device="tpu")
+    with pytest.raises(RuntimeError, match="Unsupported device"):
+        np.from_dlpack(x)
+    same = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
+    same.add_(1)
+    assert x.cpu().tolist() == [1.0, 2.0, 3.0]
+    del x
+    assert same.cpu().tolist() == [1.0, 2.0, 3.0]

@@ -21,7 +21,8 @@ def test_child_is_told(run_python):
         print(os.read(read, 10000).decode().splitlines()[0])
         assert torch.tpu.is_initialized() and not torch.tpu._is_in_bad_fork()
         torch.tpu.synchronize()
-        """
+        """,
+        TORCHTPU_CPU_DEVICES="1",
     )
     assert out.startswith("(True, False) 1 Cannot re-initialize TPU in forked subprocess.")
     assert "'spawn' start method" in out

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _keep_state():
-    with torch.random.fork_rng(device_type="tpu"):
+    with torch.random.fork_rng(devices=range(torch.tpu.device_count()), device_type="tpu"):
         yield
 
 
@@ -75,7 +75,7 @@ def test_own_generators():
 def test_fork_rng_restores():
     torch.tpu.manual_seed(21)
     before = torch.tpu.get_rng_state()
-    with torch.random.fork_rng(device_type="tpu"):
+    with torch.random.fork_rng(devices=[0], device_type="tpu"):
         torch.manual_seed(99)
     assert torch.equal(torch.tpu.get_rng_state(), before)
 

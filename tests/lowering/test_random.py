@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from tests.lowering import harness
 from torchtpu_core.lowering import graph, random_bits
 from torchtpu_core.lowering.dtypes import mlir
-from torchtpu_core.stablehlo import Module, TensorType, strided
+from torchtpu_core.stablehlo import Module, TensorType
 
 aten = torch.ops.aten
 N = 40_000
@@ -23,8 +23,7 @@ def draw(op, *args, seed: int = 7, offset: int = 0, runtime: dict[int, float] | 
         return _draw_runtime(op, args, runtime)
     text, inputs, metas, spec = harness.build(op, args, kwargs)
     inputs[-1] = torch.tensor([seed, offset], dtype=torch.uint64)
-    out = pytree.tree_unflatten(harness.run(text, inputs, metas), spec)
-    return out
+    return pytree.tree_unflatten(harness.run(text, inputs, metas), spec)
 
 
 def _draw_runtime(op, args, runtime):
@@ -58,8 +57,8 @@ FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 def moments(x: torch.Tensor, mean: float, std: float, atol: float = 0.0) -> None:
     x = x.double()
     n = x.numel()
-    assert abs(x.mean().item() - mean) < 5 * std / math.sqrt(n) + atol, (x.mean(), mean)
-    assert abs(x.std().item() - std) < 0.06 * std + atol, (x.std(), std)
+    assert abs(x.mean().item() - mean) <= 5 * std / math.sqrt(n) + atol, (x.mean(), mean)
+    assert abs(x.std().item() - std) <= 0.06 * std + atol, (x.std(), std)
 
 
 # op, arguments, mean, standard deviation, (lowest, highest)
@@ -73,7 +72,7 @@ _CASES = [
     (aten.geometric.default, (0.25,), 4, math.sqrt(12), (1, INF)),
     (aten.bernoulli.p, (0.3,), 0.3, math.sqrt(0.21), (0, 1)),
     (aten.random.to, (100,), 49.5, 28.87, (0, 99)),
-    (aten.random["from"] if isinstance(aten.random, dict) else getattr(aten.random, "from"), (-3, 5), 0.5, 2.29, (-3, 4)),
+    (getattr(aten.random, "from"), (-3, 5), 0.5, 2.29, (-3, 4)),
 ]  # fmt: skip
 
 
@@ -147,7 +146,7 @@ def test_random_fills_the_whole_range(dtype):
     x = draw(aten.random.default, _x(dtype)).double()
     past = {torch.int64: 2**63, torch.int32: 2**31, torch.uint8: 256, torch.bool: 2, torch.bfloat16: 257, torch.float32: 2**24 + 1}  # fmt: skip
     assert x.min() >= 0 and x.max() < past[dtype] or dtype == torch.int64
-    moments(x, (past[dtype] - 1) / 2, past[dtype] / math.sqrt(12))
+    moments(x, (past[dtype] - 1) / 2, math.sqrt((past[dtype] ** 2 - 1) / 12))
 
 
 def test_bounds_at_run_time():
@@ -195,16 +194,6 @@ def test_draws_of_one_program_differ_and_are_counted():
     assert not torch.equal(x, y) and w == 5
     assert torch.equal(y, draw(aten.rand.default, [64], offset=16))
     assert torch.equal(z, draw(aten.rand.default, [3], offset=32))
-
-
-def test_bits_are_philox():
-    """The first block of seed 0 is the published answer of Philox4x32-10 for a zero key and counter."""
-    b = (module := Module()).function("main", [], public=True)
-    out = random_bits.bits(b, "ui32", (4,))
-    random_bits.random_input(b)
-    b.finish([out])
-    (got,) = harness.run(str(module), [torch.zeros(2, dtype=torch.uint64)], [torch.empty(4, dtype=torch.uint32)])
-    assert len(set(got.tolist())) == 4
 
 
 # ---- dropout, choices ------------------------------------------------------------------------------
@@ -266,8 +255,11 @@ def test_rrelu():
 # ---- rejection -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("alpha", [0.1, 0.7, 1.0, 4.0, 200.0])
+@pytest.mark.parametrize(
+    "alpha,dtype",
+    [(a, torch.float32) for a in (0.1, 0.7, 1.0, 200.0)] + [(4.0, t) for t in FLOATS],
+    ids=str,
+)
 def test_gamma(alpha, dtype):
     x = draw(aten._standard_gamma.default, torch.full((N,), alpha, dtype=dtype))
     assert x.min() > 0
@@ -307,4 +299,3 @@ def test_empty():
     for op, args in ((aten.uniform.default, ()), (aten.normal_functional.default, ()), (aten._standard_gamma.default, ()), (aten.poisson.default, ())):  # fmt: skip
         text, inputs, metas, _ = harness.build(op, (torch.empty(0, 3), *args), {})
         assert harness.run(text, inputs, metas)[0].shape == (0, 3)
-    assert strided.dense_order((0,), (1,)) == (0,)

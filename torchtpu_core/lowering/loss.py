@@ -140,9 +140,13 @@ def take_class(b: Builder, x: Value, index: Value, dim: int) -> Value:
     )  # fmt: skip
 
 
+def _kept(b: Builder, target: Value, ignore: int) -> Value:
+    return b.compare(target, b.constant(ignore, target.dtype, target.shape), "NE")
+
+
 def _target_weight(b: Builder, x: Value, target: Value, weight: Value | None, ignore: int) -> tuple[Value, Value]:  # fmt: skip
     """(target in range, weight of each sample: 0 for ignored ones)."""
-    kept = b.compare(target, b.constant(ignore, target.dtype, target.shape), "NE")
+    kept = _kept(b, target, ignore)
     index = b.select(kept, target, 0).to("i32")
     if weight is None:
         return index, kept.to(x.dtype)
@@ -161,10 +165,8 @@ def _nll(b, x, target, weight, reduction, ignore_index):
     index, w = _target_weight(b, x, target, weight, ignore_index)
     picked = take_class(b, x, index, _classes(x)) if x.numel else b.constant(0, x.dtype, w.shape)
     # An ignored sample counts 0 even where its input is infinite.
-    losses = b.select(w.eq(0.0), 0.0, b.negate(picked * w)) if weight is None else b.select(
-        b.compare(target, b.constant(ignore_index, target.dtype, target.shape), "EQ"), 0.0, b.negate(picked * w)
-    )  # fmt: skip
-    if reduction == _NONE:
+    losses = b.select(_kept(b, target, ignore_index), b.negate(picked * w), 0.0)
+    if reduction == _NONE and x.ndim > 1:
         return [losses, b.constant(0, x.dtype)]
     dims = axes(losses, None)
     total, total_weight = sum_of(losses, dims), sum_of(w, dims)
@@ -180,7 +182,7 @@ def _nll_backward(b, grad, x, target, weight, reduction, ignore_index, total_wei
     if reduction == _MEAN:
         g = g / b.splat(total_weight.to(dtype), w.shape)
     hit = b.iota("i32", x.shape, dim).eq(b.expand(b.unsqueeze(index, dim), x.shape))
-    kept = b.unsqueeze(b.compare(target, b.constant(ignore_index, target.dtype, target.shape), "NE"), dim)
+    kept = b.unsqueeze(_kept(b, target, ignore_index), dim)
     return b.select(hit & kept, b.expand(b.unsqueeze(g, dim), x.shape), 0.0)
 
 

@@ -247,11 +247,7 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
     metas = [_map_meta(to_meta, x) for x in args]
     outs = [i for i in variant.mutated if _is_out(op, i)]
     resize: list[tuple[int, tuple[int, ...]]] = []
-    try:
-        with torch.no_grad():
-            result = _call(op, metas)
-    except NotImplementedError:
-        result = None
+    result = _meta_call(op, metas)
     if result is not None and outs:
         for i in outs:
             for spec, meta in zip(_specs(args[i]), _tensors(metas[i])):
@@ -264,11 +260,9 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
         targets = [metas[i] for i in variant.mutated]
         if result is not None or not outs:
             return metas, targets[0] if len(targets) == 1 else targets, resize
-    try:
-        f_metas = [_argument(variant, metas, i) for i in variant.arguments]
-        with torch.no_grad():
-            expected = _call(variant.functional, f_metas)
-    except NotImplementedError:
+    f_metas = [_argument(variant, metas, i) for i in variant.arguments]
+    expected = _meta_call(variant.functional, f_metas)
+    if expected is None:
         return metas, None, resize
     if result is None:
         flat = pytree.tree_leaves(expected)
@@ -277,6 +271,43 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
                 if isinstance(meta, torch.Tensor) and tuple(meta.shape) != spec.sizes:
                     resize.append((spec.index, tuple(meta.shape)))
     return metas, expected, resize
+
+
+#: elements above which a failed inference on meta tensors is not repeated on CPU
+_SMALL = 1 << 20
+
+
+def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
+    """The op's results on meta tensors; None where it has no such kernel.
+
+    Meta kernels word some errors differently from the real ones, and a few are stricter than these: what they refuse is
+    tried again on small CPU tensors of zeros, whose verdict is the user's.
+    """
+    try:
+        with torch.no_grad():
+            return _call(op, metas)
+    except NotImplementedError:
+        return None
+    except Exception:
+        tensors = _tensors(list(metas))
+        if sum(t.untyped_storage().nbytes() for t in tensors) > _SMALL:
+            raise
+    cpus = pytree.tree_map(_as_cpu, list(metas))
+    with torch.no_grad():
+        result = _call(op, cpus)
+    for meta, cpu in zip(tensors, _tensors(cpus)):
+        if meta.shape != cpu.shape:  # an out= tensor that was resized
+            meta.resize_(cpu.shape)
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), result)
+
+
+def _as_cpu(x: Any) -> Any:
+    if isinstance(x, torch.device):
+        return torch.device("cpu")
+    if not isinstance(x, torch.Tensor):
+        return x
+    flat = torch.zeros(x.untyped_storage().nbytes() // x.itemsize, dtype=x.dtype)
+    return flat.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def _map_meta(fn: Any, x: Any) -> Any:

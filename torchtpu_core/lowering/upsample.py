@@ -186,15 +186,28 @@ def _apply(b: Builder, x: Value, matrices: Sequence[np.ndarray], out_shape: Sequ
     n = len(matrices)
     if x.numel == 0 or math.prod(out_shape) == 0:
         return b.constant(0, dtype, out_shape)
-    whole = dtype in T.INTS and any(not np.isin(m, (0, 1)).all() for m in matrices)
-    x = x.to("f32" if whole else opmath(dtype))
+    if dtype == "ui8" and any(not np.isin(m, (0, 1)).all() for m in matrices):
+        return _fixed_point(b, x, matrices)
+    x = x.to(opmath(dtype))
     for i in sorted(range(n), key=lambda i: matrices[i].shape[0] / matrices[i].shape[1]):
         x = resample(b, x, x.ndim - n + i, matrices[i])
-    if not whole:
-        return x
-    lo, hi = T.int_limits(dtype)
-    x = b.floor(x + 0.5)
-    return b.clamp(b.constant(lo, "f32"), x, b.constant(hi, "f32")).to(dtype)
+    return x
+
+
+def _fixed_point(b: Builder, x: Value, matrices: Sequence[np.ndarray]) -> Value:
+    """Bytes as PyTorch interpolates them: last axis first, 16-bit weights, rounded to a byte after each axis."""
+    n = len(matrices)
+    x = x.to("i32")
+    for i in reversed(range(n)):
+        m = matrices[i]
+        if np.array_equal(m, np.eye(len(m), m.shape[1])):
+            continue
+        bits = next(p for p in range(23) if p == 22 or int(0.5 + m.max() * (2 << p)) >= 1 << 15)
+        scaled = np.trunc(m * (1 << bits) + np.copysign(0.5, m))
+        x = resample(b, x, x.ndim - n + i, scaled) + (1 << bits >> 1)
+        x = b.binary("shift_right_arithmetic", x, b.constant(bits, "i32", x.shape))
+        x = b.clamp(b.constant(0, "i32"), x, b.constant(255, "i32"))
+    return x
 
 
 def _register(name: str, matrix: Callable[..., np.ndarray], has_align: bool, n: int) -> None:

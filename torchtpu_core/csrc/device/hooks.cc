@@ -32,7 +32,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return exchange_device(device);
   }
 
-  // Addresses are never mapped and never reused, so none of them leads back to a device.
+  // Asked only about memory that was made outside of PyTorch, and none of that is on a tpu.
   c10::Device getDeviceFromPtr(void* data) const override {
     TORCH_CHECK(false, "tpu memory has no address: cannot tell the device of pointer ", data);
   }

@@ -42,24 +42,21 @@ class SpinLock {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-// The mutable cell behind a storage. `lock` guards every other member; `device` never changes.
-// The base (dtype, dims) describes `buffer`; with no buffer the contents are uninitialised and the
-// base is what a first write or read would create.
+// The mutable cell behind a storage. `lock` guards dtype, dims and buffer; the rest is set while nobody
+// else knows the slot. The base (dtype, dims) describes `buffer`; with no buffer the contents are
+// uninitialised. Reading a tensor in one thread while another writes it is a race, as on every device.
 struct Slot {
-  explicit Slot(c10::DeviceIndex d) : device(d) {}
-
   SpinLock lock;
-  const c10::DeviceIndex device;
+  c10::DeviceIndex device = 0;
   c10::ScalarType dtype = c10::ScalarType::Byte;
   Dims dims;
   BufferPtr buffer;
-  uint64_t address = 0;  // start of the fake address range behind data_ptr()
+  uint64_t address = 0;  // start of the address range behind data_ptr(), never mapped
+  Slot* next_free = nullptr;
 };
 
-// The slot of a tpu storage. The storage must be one of ours.
-inline Slot* slot_of(const c10::StorageImpl& storage) {
-  return static_cast<Slot*>(storage.data_ptr().get_context());
-}
+// The slot of a tpu storage; an error for memory that is not ours.
+Slot* slot_of(const c10::StorageImpl& storage);
 
 // A DataPtr with a fresh, uninitialised slot of `nbytes` bytes.
 c10::DataPtr make_slot(c10::DeviceIndex device, size_t nbytes);

@@ -11,6 +11,7 @@
 #include "../device/runtime.h"
 #include "../pjrt/options.h"
 #include "errors.h"
+#include "execute.h"
 #include "stats.h"
 #include "transfer.h"
 
@@ -31,9 +32,16 @@ struct Lowering {
   py::object route, build, tensor_spec, scalar_spec;
 };
 
+// Here, since every process that runs a program builds its first one.
+void set_default_mode_from_environment() {
+  const py::object value = py::module_::import("torchtpu_core.config").attr("get")("TORCHTPU_MODE");
+  set_default_mode(value.cast<std::string>() == "debug" ? Mode::kDebug : Mode::kStrict);
+}
+
 const Lowering& lowering() {
   // Leaked on purpose: module state that static destructors must not touch after Python is gone.
   static const Lowering* const l = [] {
+    set_default_mode_from_environment();
     py::module_ m = py::module_::import("torchtpu_core.lowering.program");
     return new Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"), m.attr("ScalarSpec")};
   }();

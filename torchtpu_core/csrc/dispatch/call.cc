@@ -18,9 +18,9 @@ constexpr uint64_t word(Tag tag, uint64_t payload = 0) { return static_cast<uint
               " and ", b, "! (when calling ", name, ")");
 }
 
-class Describer {
+class KeyWriter {
  public:
-  Describer(const char* name, Call& call) : name_(name), call_(call) {}
+  KeyWriter(const char* name, Call& call) : name_(name), call_(call) {}
 
   void argument(const c10::IValue& v, const ArgumentTraits& traits) {
     const bool runtime = traits.runtime && !(traits.fixed && same_number(v, *traits.fixed));
@@ -192,7 +192,7 @@ uint64_t hash_of(const Key& key) {
 void describe(const char* name, const std::vector<ArgumentTraits>& traits, c10::ArrayRef<c10::IValue> args,
               Call& call) {
   call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  Describer d(name, call);
+  KeyWriter d(name, call);
   for (size_t i = 0; i < args.size(); ++i) d.argument(args[i], traits[i]);
   call.hash = hash_of(call.key);
 }

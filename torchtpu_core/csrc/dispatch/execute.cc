@@ -17,6 +17,7 @@ namespace torchtpu {
 namespace {
 
 std::atomic<Mode> current_mode{Mode::kStrict};
+std::atomic<bool> mode_was_set{false};
 
 // "add.Tensor(f32[8,8], f32[8])", for errors.
 std::string shown(const char* name, const Call& call) {
@@ -51,7 +52,13 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
 }  // namespace
 
 Mode mode() { return current_mode.load(std::memory_order_relaxed); }
-void set_mode(Mode m) { current_mode.store(m, std::memory_order_relaxed); }
+void set_mode(Mode m) {
+  mode_was_set.store(true, std::memory_order_relaxed);
+  current_mode.store(m, std::memory_order_relaxed);
+}
+void set_default_mode(Mode m) {
+  if (!mode_was_set.load(std::memory_order_relaxed)) current_mode.store(m, std::memory_order_relaxed);
+}
 
 void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack) {
   Runtime& rt = runtime();

@@ -14,5 +14,7 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
 enum class Mode : uint8_t { kStrict = 0, kDebug = 1 };
 Mode mode();
 void set_mode(Mode mode);
+// Takes effect unless the mode has been set: what the environment asks for.
+void set_default_mode(Mode mode);
 
 }  // namespace torchtpu

@@ -31,14 +31,10 @@ py::dict stats_dict() {
   return d;
 }
 
-void set_mode_by_name(const std::string& name) {
-  if (name == "strict") {
-    set_mode(Mode::kStrict);
-  } else if (name == "debug") {
-    set_mode(Mode::kDebug);
-  } else {
-    throw py::value_error("mode must be 'strict' or 'debug', got '" + name + "'");
-  }
+Mode mode_by_name(const std::string& name) {
+  if (name == "strict") return Mode::kStrict;
+  if (name == "debug") return Mode::kDebug;
+  throw py::value_error("mode must be 'strict' or 'debug', got '" + name + "'");
 }
 
 }  // namespace
@@ -48,7 +44,8 @@ void bind_dispatch(py::module_& m) {
   m.def("reset_stats", reset_stats);
   m.def("set_cpu_fallback", set_cpu_fallback);
   m.def("get_cpu_fallback", cpu_fallback_enabled);
-  m.def("set_mode", set_mode_by_name);
+  m.def("set_mode", [](const std::string& name) { set_mode(mode_by_name(name)); });
+  m.def("_set_default_mode", [](const std::string& name) { set_default_mode(mode_by_name(name)); });
   m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
 }
 
