@@ -21,7 +21,7 @@ def _autoload() -> None:
 
     import torch
 
-    from torchtpu_core import tpu
+    from torchtpu_core import patches, tpu
 
     torch.utils.rename_privateuse1_backend("tpu")
     torch._register_device_module("tpu", tpu)
@@ -29,6 +29,7 @@ def _autoload() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     torch.set_autocast_dtype("tpu", torch.bfloat16)
+    patches.apply()
 
 
 def stats() -> dict[str, Any]:

@@ -132,6 +132,13 @@ VARIABLES: dict[str, Variable] = {
             "strict: asynchronous, op by op. debug: waits after each op; errors point at its line.",
         ),
         Variable(
+            "TORCHTPU_BUILD_UNITY",
+            "1",
+            _one_of("0", "1"),
+            "0 or 1",
+            "Read by the build alone. 0: one object file a source, for those who edit the extension.",
+        ),
+        Variable(
             "TORCHTPU_LOG",
             "",
             _some_of("programs", "recompiles", "cache"),

@@ -53,7 +53,7 @@ def main(
     workers: Annotated[
         int, typer.Option("-j", min=1, help="Processes; 1 where a device has one owner (a TPU).")
     ] = 2,
-    timeout: Annotated[float, typer.Option(help="Seconds for one item.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for one item.")] = 120.0,
     report_path: Annotated[
         Path | None, typer.Option("--report", help="JSON report to update with this run.")
     ] = None,

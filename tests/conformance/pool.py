@@ -38,7 +38,7 @@ def run_items(
     device: str,
     *,
     workers: int = 2,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     on_result: Listener | None = None,
     on_info: Callable[[dict[str, str]], None] | None = None,
 ) -> dict[Item, Result]:

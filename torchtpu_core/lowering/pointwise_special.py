@@ -1,10 +1,12 @@
-"""Special functions: gamma, error and Bessel families, orthogonal polynomials."""
+"""Special functions: gamma, logit, the normal distribution, orthogonal polynomials. Bessel functions are in pointwise_bessel.py."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from torchtpu_core.lowering.pointwise import is_inf, like
+from torchtpu_core.lowering.pointwise import like
+from torchtpu_core.lowering.pointwise_bessel import erfcx
 from torchtpu_core.lowering.promotion import DEFAULT, FLOAT
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -28,7 +30,21 @@ def _zeta(b, x, q):
 
 def _hurwitz(b: Builder, x: Value, q: Value) -> Value:
     pole = b.and_(q <= 0, q.eq(b.floor(q)))
-    return b.select(b.and_(pole, x > 1), math.inf, b.binary("chlo.zeta", x, q))
+    # CHLO's expansion wants q > 0: its terms before that are summed one by one.
+    q = b.select(pole, 1, q)
+
+    def below(q):
+        return (q < 0) & (q > -1e5)
+
+    def step(total, q):
+        todo = below(q)
+        return b.select(todo, total + b.power(q, -x), total), b.select(todo, q + 1, q)
+
+    def cond(_total, q):
+        return b.reduce_op("or", below(q), range(q.ndim))
+
+    total, q = b.while_([like(b, 0, x), q], cond, step)
+    return b.select(b.and_(pole, x > 1), math.inf, total + b.binary("chlo.zeta", x, q))
 
 
 @lowering("polygamma", promote=FLOAT, operands=("self",))
@@ -78,3 +94,80 @@ def _logit_backward(b, g, x, eps):
 def _entr(b, x):
     inside = b.select(x.eq(0), 0, -x * b.log(x))
     return b.select(x < 0, -math.inf, inside)
+
+
+# ---- the normal distribution --------------------------------------------------------------------
+
+
+@lowering("special_log_ndtr", promote=FLOAT)
+def _log_ndtr(b, x):
+    z = x * math.sqrt(0.5)
+    left = b.log(erfcx(b, -b.minimum(z, like(b, -1, x))) / 2) - z * z
+    return b.select(z < -1, left, b.log1p(b.unary("chlo.erfc", z) * -0.5))
+
+
+@lowering("special_ndtri", promote=FLOAT)
+def _ndtri(b, p):
+    """Newton's method on the logarithm of the upper tail, from a first guess that is good to some per cent."""
+    q = b.minimum(p, 1 - p)
+    tiny = 1e-3
+    log_q = b.log(b.select(q <= 0, 0.5, q))
+    w = b.sqrt(b.maximum(-2 * log_q, like(b, 1, p)))
+    central = math.sqrt(2) * b.unary("chlo.erf_inv", 1 - 2 * q)
+    x = b.select(q < tiny, w - (b.log(w) + 0.5 * math.log(2 * math.pi)) / w, central)
+    for _ in range(2 if p.dtype == "f32" else 3):
+        scaled = erfcx(b, x * math.sqrt(0.5))
+        x = x + math.sqrt(math.pi / 2) * scaled * (b.log(scaled / 2) - x * x / 2 - log_q)
+    x = b.select(p.eq(0) | p.eq(1), math.inf, x)
+    x = b.select(p < 0.5, -x, x)
+    return b.select((p < 0) | (p > 1) | b.is_nan(p), math.nan, x)
+
+
+# ---- orthogonal polynomials ---------------------------------------------------------------------
+
+_Step = Callable[[Value, Value, Value, Value], Value]
+
+
+def _chebyshev(x: Value, _k: Value, p: Value, q: Value) -> Value:
+    return 2 * x * p - q
+
+
+# name: (p_1, p_k from (x, k, p_(k-1), p_(k-2)))
+_POLYNOMIALS: dict[str, tuple[Callable[[Value], Value], _Step]] = {
+    "chebyshev_polynomial_t": (lambda x: x, _chebyshev),
+    "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev),
+    "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev),
+    "hermite_polynomial_h": (lambda x: 2 * x, lambda x, k, p, q: 2 * (x * p - (k - 1) * q)),
+    "hermite_polynomial_he": (lambda x: x, lambda x, k, p, q: x * p - (k - 1) * q),
+    "laguerre_polynomial_l": (lambda x: 1 - x, lambda x, k, p, q: ((2 * k - 1 - x) * p - (k - 1) * q) / k),
+    "legendre_polynomial_p": (lambda x: x, lambda x, k, p, q: ((2 * k - 1) * x * p - (k - 1) * q) / k),
+}
+
+
+def _orthogonal(first: Callable[[Value], Value], step: _Step, shifted: bool) -> Callable[..., Value]:
+    def body(b, x, n):
+        if shifted:
+            x = 2 * x - 1
+        n = b.convert(n, "i32")
+        one = like(b, 1, x)
+        start = b.select(n <= 0, b.select(n < 0, 0, one), first(x))
+
+        def cond(k, _p, _q, _out):
+            return b.reduce_op("or", b.expand(k, n.shape) <= n, range(n.ndim))
+
+        def advance(k, p, q, out):
+            new = step(x, like(b, k, x), p, q)
+            return k + 1, new, p, b.select(n.eq(b.expand(k, n.shape)), new, out)
+
+        return b.while_([b.constant(2, "i32"), first(x), one, start], cond, advance)[3]
+
+    return body
+
+
+for _name, (_first, _step) in _POLYNOMIALS.items():
+    for _shifted in (False, True) if _name.startswith("chebyshev") else (False,):
+        _op = f"special_{'shifted_' if _shifted else ''}{_name}"
+        lowering(_op, f"{_op}.x_scalar", f"{_op}.n_scalar", promote=FLOAT, runtime=("x", "n"))(
+            _orthogonal(_first, _step, _shifted)
+        )

@@ -33,8 +33,7 @@ _ATEN |= {n: f"{n}.Tensor" for n in _TENSOR_OVERLOAD.split()}
 _ATEN |= _RENAMED
 _table = rules()
 for _prim, _aten in _ATEN.items():
-    _rule = _table.get(canonical(_aten))
-    if _rule is None: continue
+    _rule = _table[canonical(_aten)]
     lowering(f"prims::{_prim}", promote=_rule.promote, operands=_rule.operands, upcast=_rule.upcast)(_rule.fn)
 
 lowering("prims::add")(Builder.add)

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstring>
-#include <limits>
 #include <mutex>
 
 #include "stream.h"
@@ -17,7 +16,6 @@ namespace {
 constexpr int64_t kSeedBytes = sizeof(uint64_t);
 constexpr int64_t kStateBytes = kSeedBytes + sizeof(uint64_t);
 
-constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 
 struct Defaults {
   std::mutex mutex;
@@ -31,7 +29,6 @@ Defaults& defaults() {
   return *instance;
 }
 
-c10::DeviceIndex resolve(c10::DeviceIndex device) { return device < 0 ? current_device() : device; }
 
 }  // namespace
 
@@ -85,7 +82,7 @@ GeneratorImpl* GeneratorImpl::clone_impl() const {
 }
 
 const at::Generator& default_generator(c10::DeviceIndex device) {
-  device = resolve(device);
+  device = resolve_device(device);
   Defaults& all = defaults();
   std::lock_guard lock(all.mutex);
   at::Generator& generator = all.generators[device];
@@ -94,7 +91,7 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
 }
 
 GeneratorImpl& generator_for(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
-  device = resolve(device);
+  device = resolve_device(device);
   if (!given.has_value() || !given->defined()) {
     return *static_cast<GeneratorImpl*>(default_generator(device).unsafeGetGeneratorImpl());
   }
@@ -108,7 +105,7 @@ GeneratorImpl& generator_for(const std::optional<at::Generator>& given, c10::Dev
 }
 
 at::Generator new_generator(c10::DeviceIndex device) {
-  return at::make_generator<GeneratorImpl>(resolve(device), c10::default_rng_seed_val);
+  return at::make_generator<GeneratorImpl>(resolve_device(device), c10::default_rng_seed_val);
 }
 
 void seed_default_generators(uint64_t seed) {

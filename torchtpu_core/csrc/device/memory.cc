@@ -4,9 +4,9 @@
 
 #include <array>
 #include <atomic>
-#include <limits>
 
 #include "runtime.h"
+#include "stream.h"
 
 namespace torchtpu {
 namespace {
@@ -40,7 +40,6 @@ struct alignas(64) Account {
   Counter ooms{0}, retries{0};
 };
 
-constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 std::array<Account, kMaxDevices> accounts;
 
 Account& account(c10::DeviceIndex device) noexcept { return accounts[device < 0 ? 0 : device]; }

@@ -5,12 +5,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "runtime.h"
+#include "stream.h"
 
 namespace torchtpu::queue {
 namespace {
@@ -108,7 +108,6 @@ class Ring {
   std::atomic<uint64_t> last_{0};
 };
 
-constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 std::array<std::atomic<Ring*>, kMaxDevices> rings;
 
 // Rings are made on a device's first launch and never freed: events may complete at exit.

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <chrono>
-#include <limits>
 #include <utility>
 
 #include "queue.h"
@@ -12,7 +11,6 @@
 namespace torchtpu {
 namespace {
 
-constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> streams_of_thread{};
@@ -24,11 +22,11 @@ c10::Stream make_stream(c10::DeviceIndex device, c10::StreamId id) noexcept {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, device), id);
 }
 
-c10::DeviceIndex resolve(c10::DeviceIndex device) noexcept {
+}  // namespace
+
+c10::DeviceIndex resolve_device(c10::DeviceIndex device) noexcept {
   return device < 0 ? device_of_thread : device;
 }
-
-}  // namespace
 
 c10::DeviceIndex current_device() noexcept { return device_of_thread; }
 
@@ -37,21 +35,21 @@ c10::DeviceIndex exchange_device(c10::DeviceIndex device) noexcept {
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) noexcept {
-  device = resolve(device);
+  device = resolve_device(device);
   return make_stream(device, streams_of_thread[device]);
 }
 
 c10::Stream exchange_stream(c10::Stream stream) noexcept {
-  const auto device = resolve(stream.device_index());
+  const auto device = resolve_device(stream.device_index());
   return make_stream(device, std::exchange(streams_of_thread[device], stream.id()));
 }
 
 c10::Stream default_stream(c10::DeviceIndex device) noexcept {
-  return make_stream(resolve(device), 0);
+  return make_stream(resolve_device(device), 0);
 }
 
 c10::Stream new_stream(c10::DeviceIndex device) noexcept {
-  return make_stream(resolve(device), next_stream.fetch_add(1, std::memory_order_relaxed));
+  return make_stream(resolve_device(device), next_stream.fetch_add(1, std::memory_order_relaxed));
 }
 
 void CompletionTime::done() noexcept {

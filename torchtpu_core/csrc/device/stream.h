@@ -9,12 +9,19 @@
 #include <c10/core/Stream.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 namespace torchtpu {
 
+// As many devices as a DeviceIndex can name: the length of every table that is indexed by device.
+inline constexpr size_t kMaxDevices = std::numeric_limits<c10::DeviceIndex>::max() + 1;
+
 c10::DeviceIndex current_device() noexcept;
+// `device`, or the current one if it is negative.
+c10::DeviceIndex resolve_device(c10::DeviceIndex device) noexcept;
 // Sets the calling thread's device without a check and returns the one before.
 c10::DeviceIndex exchange_device(c10::DeviceIndex device) noexcept;
 

@@ -1,6 +1,7 @@
 #include "build.h"
 
 #include <ATen/ATen.h>
+#include <pybind11/gil_safe_call_once.h>
 #include <pybind11/pybind11.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -39,13 +40,16 @@ void set_default_mode_from_environment() {
 }
 
 const Lowering& lowering() {
-  // Leaked on purpose: module state that static destructors must not touch after Python is gone.
-  static const Lowering* const l = [] {
-    set_default_mode_from_environment();
-    py::module_ m = py::module_::import("torchtpu_core.lowering.program");
-    return new Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"), m.attr("ScalarSpec")};
-  }();
-  return *l;
+  // Not a plain static: importing lets go of the GIL, and a thread that then waited for the static
+  // with the GIL held would never see it made.
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Lowering> storage;
+  return storage
+      .call_once_and_store_result([] {
+        set_default_mode_from_environment();
+        py::module_ m = py::module_::import("torchtpu_core.lowering.program");
+        return Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"), m.attr("ScalarSpec")};
+      })
+      .get_stored();
 }
 
 py::object dtype_object(c10::ScalarType t) { return py::cast(t); }
