@@ -55,8 +55,9 @@ class IncrementalBuild(BuildExtension):
 
 
 def sources() -> list[str]:
-    """The translation units: one a room of csrc, which parses torch's headers once for all its files and so builds in a
-    third of the time; with TORCHTPU_BUILD_UNITY=0 one a file, which rebuilds less after an edit."""
+    """The translation units: one a room of csrc, parsing torch's headers once for all its files
+    and so builds in a third of the time; with TORCHTPU_BUILD_UNITY=0 one a file, which rebuilds
+    less after an edit."""
     rooms = ("pjrt", "device", "dispatch")
     files = {room: sorted((CSRC / room).glob("*.cc")) for room in rooms}
     for room in rooms:

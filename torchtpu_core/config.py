@@ -136,7 +136,7 @@ VARIABLES: dict[str, Variable] = {
             "1",
             _one_of("0", "1"),
             "0 or 1",
-            "Read by the build alone. 0: one object file a source, for those who edit the extension.",
+            "Read by the build alone. 0: one object a source, for those who edit the extension.",
         ),
         Variable(
             "TORCHTPU_LOG",

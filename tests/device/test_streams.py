@@ -110,10 +110,14 @@ def test_work_from_several_threads():
 
     def work(seed: int) -> None:
         x = torch.full((16, 16), float(seed), device="tpu")
+        start, end = (torch.tpu.Event(enable_timing=True) for _ in range(2))
         for i in range(400):
+            start.record()
             x = x + 1
+            end.record()
             if i % 50 == 0:
                 torch.tpu.synchronize()
+                assert start.elapsed_time(end) >= 0
         results[seed] = x.cpu()
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

@@ -105,7 +105,7 @@ def build(
     out_leaves = pytree.tree_leaves(out, is_leaf=lambda x: isinstance(x, Value))
     if random_input(b) is not None:
         inputs = [*inputs, torch.tensor([SEED, 0], dtype=torch.uint64)]
-    b.finish([v for v in out_leaves if v is not None])
+    b.finish([v for v in out_leaves if isinstance(v, Value)])
     flat, out_spec = pytree.tree_flatten(expected)
     flat = [t for t in flat if isinstance(t, torch.Tensor)]
     return str(module), inputs, flat, out_spec

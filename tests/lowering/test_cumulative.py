@@ -14,7 +14,9 @@ NAN, INF = math.nan, math.inf
 
 
 @pytest.mark.parametrize("op", [aten.cumsum.default, aten.cumprod.default])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64]
+)
 def test_cumulative_sum_and_product(op, dtype):
     x = torch.randn(3, 5) * 2 + (1j if dtype.is_complex else 0)
     check(op, x.to(dtype), 1)
@@ -24,7 +26,7 @@ def test_cumulative_sum_in_another_dtype():
     check(aten.cumsum.default, torch.arange(6, dtype=torch.int8), 0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 1000, 5000])
+@pytest.mark.parametrize("n", [1, 2, 33, 3000])
 def test_lengths(n):
     check(aten.cumsum.default, torch.randint(-5, 5, (2, n, 3)), -2)
     check(aten.cummax.default, torch.randn(n), 0)
@@ -49,7 +51,8 @@ def test_logcumsumexp(dtype):
 
 
 @pytest.mark.parametrize(
-    "op", [aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.logcumsumexp.default]
+    "op",
+    [aten.cumsum.default, aten.cumprod.default, aten.cummax.default, aten.logcumsumexp.default],
 )
 def test_empty_and_zero_dimensional(op):
     check(op, torch.empty(2, 0), 1)
@@ -66,7 +69,12 @@ def test_softmax(op, dtype, shape, dim):
 
 @pytest.mark.parametrize("op", [aten._softmax.default, aten._log_softmax.default])
 def test_softmax_of_special_values(op):
-    check(op, torch.tensor([[0.0, -INF, 1.0], [-INF, -INF, -INF], [INF, 0.0, 1.0], [NAN, 0, 1]]), 1, False)
+    check(
+        op,
+        torch.tensor([[0.0, -INF, 1.0], [-INF, -INF, -INF], [INF, 0.0, 1.0], [NAN, 0, 1]]),
+        1,
+        False,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

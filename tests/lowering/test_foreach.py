@@ -33,7 +33,9 @@ def test_unary_dtypes(name, dtype):
     check(getattr(aten, f"_foreach_{name}").default, tensors(dtype))
 
 
-@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "clamp_min", "clamp_max", "maximum", "minimum", "pow"])
+@pytest.mark.parametrize(
+    "name", ["add", "sub", "mul", "div", "clamp_min", "clamp_max", "maximum", "minimum", "pow"]
+)
 @pytest.mark.parametrize("make", [tensors, ints])
 def test_binary(name, make):
     op = getattr(aten, f"_foreach_{name}")
@@ -108,7 +110,19 @@ def test_adam(name, amsgrad, maximize):
 def test_adam_with_a_gradient_scale(found):
     p, g, m, v = state(4)
     options = dict(grad_scale=torch.tensor(4.0), found_inf=torch.tensor(found))
-    check(aten._fused_adamw.default, p, g, m, v, [], steps(), **ADAM, amsgrad=False, maximize=False, **options)
+    check(
+        aten._fused_adamw.default,
+        p,
+        g,
+        m,
+        v,
+        [],
+        steps(),
+        **ADAM,
+        amsgrad=False,
+        maximize=False,
+        **options,
+    )
 
 
 def test_adam_low_precision_and_tensor_lr():
@@ -137,7 +151,12 @@ def test_adagrad():
 @pytest.mark.parametrize("bad", [1.0, float("inf"), float("nan")])
 def test_unscale(bad):
     grads = [torch.tensor([1.0, bad]), torch.ones(2, 2)]
-    check(aten._amp_foreach_non_finite_check_and_unscale.default, grads, torch.zeros(1), torch.tensor([0.5]))
+    check(
+        aten._amp_foreach_non_finite_check_and_unscale.default,
+        grads,
+        torch.zeros(1),
+        torch.tensor([0.5]),
+    )
 
 
 @pytest.mark.parametrize(("found", "tracker"), [(0.0, 0), (0.0, 3), (1.0, 2)])

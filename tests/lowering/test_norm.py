@@ -1,7 +1,7 @@
 """Normalisation layers equal CPU, forward and backward, with and without parameters.
 
-CPU keeps the statistics of low-precision inputs in the input's dtype and returns none in inference; what other devices return is
-fixed by the meta kernels, so results are compared where both have them.
+CPU keeps the statistics of low-precision inputs in the input's dtype and returns none in inference;
+other devices return what the meta kernels say. Results are compared where both have them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def check_norm(op, *args):
     for got, w in zip(results(op, *args), want):
         if w.shape == got.shape:
             rtol, atol = TOLERANCE[w.dtype]
-            torch.testing.assert_close(got.to(w.dtype), w.contiguous(), rtol=rtol, atol=atol, equal_nan=True)
+            torch.testing.assert_close(
+                got.to(w.dtype), w.contiguous(), rtol=rtol, atol=atol, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,7 +42,15 @@ def test_layer_norm(dtype, affine, shape, inner):
         _, mean, rstd = aten.native_layer_norm(x, inner, w, c, 1e-5)
         mask = [True, affine, affine]
         check_norm(
-            aten.native_layer_norm_backward.default, torch.randn(shape).to(dtype), x, inner, mean, rstd, w, c, mask
+            aten.native_layer_norm_backward.default,
+            torch.randn(shape).to(dtype),
+            x,
+            inner,
+            mean,
+            rstd,
+            w,
+            c,
+            mask,
         )
 
 
@@ -69,7 +79,19 @@ def test_group_norm(dtype, groups):
     check_norm(aten.native_group_norm.default, x, w, c, 2, 6, 12, groups, 1e-5)
     _, mean, rstd = aten.native_group_norm(x, w, c, 2, 6, 12, groups, 1e-5)
     grad = torch.randn(2, 6, 3, 4).to(dtype)
-    check_norm(aten.native_group_norm_backward.default, grad, x, mean, rstd, w, 2, 6, 12, groups, [True] * 3)
+    check_norm(
+        aten.native_group_norm_backward.default,
+        grad,
+        x,
+        mean,
+        rstd,
+        w,
+        2,
+        6,
+        12,
+        groups,
+        [True] * 3,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -77,18 +99,40 @@ def test_group_norm(dtype, groups):
 def test_batch_norm(dtype, training):
     x, w, c = torch.randn(3, 4, 5).to(dtype), torch.randn(4).to(dtype), torch.randn(4).to(dtype)
     stats = torch.randn(4).to(dtype), (torch.rand(4) + 0.5).to(dtype)
-    check_norm(aten.native_batch_norm.default, x, w, c, stats[0].clone(), stats[1].clone(), training, 0.1, 1e-5)
-    _, mean, invstd = aten.native_batch_norm(x, w, c, stats[0].clone(), stats[1].clone(), training, 0.1, 1e-5)
+    check_norm(
+        aten.native_batch_norm.default,
+        x,
+        w,
+        c,
+        stats[0].clone(),
+        stats[1].clone(),
+        training,
+        0.1,
+        1e-5,
+    )
+    _, mean, invstd = aten.native_batch_norm(
+        x, w, c, stats[0].clone(), stats[1].clone(), training, 0.1, 1e-5
+    )
     check_norm(
         aten.native_batch_norm_backward.default,
-        torch.randn(3, 4, 5).to(dtype), x, w, *stats, mean, invstd, training, 1e-5, [True] * 3,
-    )  # fmt: skip
+        torch.randn(3, 4, 5).to(dtype),
+        x,
+        w,
+        *stats,
+        mean,
+        invstd,
+        training,
+        1e-5,
+        [True] * 3,
+    )
 
 
 def test_batch_norm_updates_its_running_statistics():
     x, mean, var = torch.randn(3, 4, 5), torch.randn(4), torch.rand(4)
     text, inputs, metas, _ = build(
-        aten.native_batch_norm.default, (x, None, None, mean.clone(), var.clone(), True, 0.3, 1e-5), {}
+        aten.native_batch_norm.default,
+        (x, None, None, mean.clone(), var.clone(), True, 0.3, 1e-5),
+        {},
     )
     got = run(text, inputs, [*metas, torch.empty(4), torch.empty(4)])
     aten.native_batch_norm(x, None, None, mean, var, True, 0.3, 1e-5)
@@ -98,9 +142,12 @@ def test_batch_norm_updates_its_running_statistics():
 
 def test_functional_batch_norm():
     x, mean, var = torch.randn(3, 4, 5), torch.randn(4), torch.rand(4)
-    check(aten._native_batch_norm_legit_functional.default, x, None, None, mean, var, True, 0.3, 1e-5)
+    check(
+        aten._native_batch_norm_legit_functional.default, x, None, None, mean, var, True, 0.3, 1e-5
+    )
     check(aten._native_batch_norm_legit.no_stats, x, None, None, True, 0.3, 1e-5)
-    check(aten._batch_norm_with_update_functional.default, x, None, None, mean, var, 0.3, 1e-5)
+    w = torch.randn(4)
+    check(aten._batch_norm_with_update_functional.default, x, w, w, mean, var, 0.3, 1e-5)
 
 
 def test_statistics_of_replicas_make_those_of_the_whole_batch():
@@ -116,7 +163,9 @@ def test_statistics_of_replicas_make_those_of_the_whole_batch():
     torch.testing.assert_close(mean, want_mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(invstd, want_invstd, rtol=1e-4, atol=1e-5)
     call = (x, w, None, mean, invstd, 1e-5)
-    torch.testing.assert_close(results_as(aten.batch_norm_elemt.default, call, [x.shape])[0], out, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        results_as(aten.batch_norm_elemt.default, call, [x.shape])[0], out, rtol=1e-4, atol=1e-5
+    )
     parts = []
     for g, s in zip(grads, shards):
         call = (g, s, mean, invstd, w, True, True, True)
@@ -124,7 +173,9 @@ def test_statistics_of_replicas_make_those_of_the_whole_batch():
     sum_dy, sum_dy_xmu, grad_w, grad_c = (sum(p) for p in zip(*parts))
     call = (grad, x, mean, invstd, w, sum_dy, sum_dy_xmu, counts.int())
     got = results_as(aten.batch_norm_backward_elemt.default, call, [x.shape])[0]
-    want = aten.native_batch_norm_backward(grad, x, w, None, None, mean, invstd, True, 1e-5, [True] * 3)
+    want = aten.native_batch_norm_backward(
+        grad, x, w, None, None, mean, invstd, True, 1e-5, [True] * 3
+    )
     for g, v in zip((got, grad_w, grad_c), want):
         torch.testing.assert_close(g, v, rtol=1e-4, atol=1e-5)
 
@@ -140,9 +191,13 @@ def results_as(op, args, shapes):
     from torchtpu_core.stablehlo import Module, TensorType, Value
 
     module, inputs = Module(), [a for a in args if isinstance(a, torch.Tensor)]
-    b = module.function("main", [TensorType(mlir(t.dtype), tuple(t.shape)) for t in inputs], public=True)
+    b = module.function(
+        "main", [TensorType(mlir(t.dtype), tuple(t.shape)) for t in inputs], public=True
+    )
     feed = iter(b.args)
-    out = graph.lower_op(b, op, [next(feed) if isinstance(a, torch.Tensor) else a for a in args], {})
+    out = graph.lower_op(
+        b, op, [next(feed) if isinstance(a, torch.Tensor) else a for a in args], {}
+    )
     out = [out] if isinstance(out, Value) else [v for v in out if v is not None]
     b.finish(out)
     return run(str(module), inputs, [torch.empty(s, device="meta") for s in shapes])

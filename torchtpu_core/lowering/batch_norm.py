@@ -1,11 +1,9 @@
-"""Batch norm: the fused operators with their running statistics, and the pieces that SyncBatchNorm puts together."""
+"""Batch norm: the fused operators with their running statistics; the pieces of SyncBatchNorm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torchtpu_core.lowering.norm import affine, normalized_backward
-from torchtpu_core.lowering.reduction import extent, mean_of, moments, sum_of, wide
+from torchtpu_core.lowering.reduction import extent, moments, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo.builder import Operand
@@ -34,7 +32,14 @@ def _blend(old: Value, new: Value, momentum: Operand) -> Value:
     return old.to(dtype) * (1.0 - m) + new * m
 
 
-def _updated(x: Value, mean: Value, var: Value, running_mean: Value | None, running_var: Value | None, momentum: Operand) -> list[Value | None]:  # fmt: skip
+def _updated(
+    x: Value,
+    mean: Value,
+    var: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    momentum: Operand,
+) -> list[Value | None]:
     """New running statistics; the variance is kept without bias."""
     n = extent(x, _reduced(x))
     unbiased = var * (n / (n - 1) if n > 1 else float("nan"))
@@ -108,7 +113,20 @@ def _no_update(b, x, weight, bias, running_mean, running_var, momentum, eps):
 
 
 @lowering("native_batch_norm_backward", "batch_norm_backward", runtime=("eps",))
-def _backward(b, grad, x, weight, running_mean, running_var, save_mean, save_invstd, train, eps, mask, reserve=None):  # fmt: skip
+def _backward(
+    b,
+    grad,
+    x,
+    weight,
+    running_mean,
+    running_var,
+    save_mean,
+    save_invstd,
+    train,
+    eps,
+    mask,
+    reserve=None,
+):
     grad, x = wide(grad), wide(x)
     if train:
         mean, invstd = save_mean, save_invstd
@@ -118,13 +136,15 @@ def _backward(b, grad, x, weight, running_mean, running_var, save_mean, save_inv
     x_hat = (x - _spread(mean, x)) * scale
     through = affine(grad, _spread(weight, x), None)
     return [
-        (normalized_backward(through, x_hat, scale, dims) if train else through * scale) if mask[0] else None,
+        (normalized_backward(through, x_hat, scale, dims) if train else through * scale)
+        if mask[0]
+        else None,
         sum_of(grad * x_hat, dims) if mask[1] else None,
         sum_of(grad, dims) if mask[2] else None,
     ]
 
 
-# ---- the pieces of SyncBatchNorm -------------------------------------------------------------------------------------
+# ---- the pieces of SyncBatchNorm ----------------------------------------------------------------
 
 
 @lowering("batch_norm_stats", runtime=("eps",))
@@ -147,7 +167,7 @@ def _elemt(b, x, weight, bias, mean, invstd, eps):
 
 
 def _gather_stats(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts):
-    """Statistics of the whole batch from those of each replica (rows) and how many elements each one saw."""
+    """Statistics of the whole batch from those of each replica (rows) and its element counts."""
     mean, invstd = wide(mean), wide(invstd)
     counts = b.reshape(counts.to(mean.dtype), (mean.shape[0], 1))
     n = sum_of(counts, [0])

@@ -1,6 +1,7 @@
-"""Connectionist temporal classification: the alpha and beta recursions as loops over time, and the gradient from both.
+"""Connectionist temporal classification: the alpha and beta recursions as loops over time.
 
-States of a sample are its labels with blanks between and around them: state 2k + 1 is label k, even states are blank.
+States of a sample are its labels with blanks between and around them: state 2k + 1 is label k, even
+states are blank. The gradient follows from both recursions.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ def _labels(b: Builder, targets: Value, lengths: Value, longest: int, blank: int
         start = b.unsqueeze(cumulative_sum(b, lengths, 0) - lengths, 1)
         labels = take_rows(b, targets, b.select(inside, start + k, 0))
     labels = b.select(inside, labels, blank)
-    return b.pad(labels, blank, [0, 1], [0, 1], [0, 1]) if longest else b.constant(blank, "i32", (n, 1))
+    return (
+        b.pad(labels, blank, [0, 1], [0, 1], [0, 1])
+        if longest
+        else b.constant(blank, "i32", (n, 1))
+    )
 
 
 def _shift(b: Builder, x: Value, by: int, fill) -> Value:
@@ -92,7 +97,7 @@ class _Trellis:
         self.final = state.eq(end) | (state.eq(end - 1))
 
     def scan(self, first: Value, step, forward: bool) -> Value:
-        """(steps, N, states): `first` is row 0 (or the last one); step(t, previous row, emission of t) -> row t."""
+        """(steps, N, states): step(t, previous row, emission of t) -> row t, from `first` on."""
         b = self.b
         zero = b.constant(0, "i32")
         begin = b.constant(1 if forward else self.steps - 2, "i32")
@@ -105,7 +110,12 @@ class _Trellis:
             at = [t, b.constant(0, "i32"), b.constant(0, "i32")]
             now = b.reshape(b.dynamic_slice(emit, at, size), previous.shape)
             row = step(t, previous, now)
-            return t + (1 if forward else -1), b.dynamic_update_slice(rows, b.unsqueeze(row, 0), at), row, emit
+            return (
+                t + (1 if forward else -1),
+                b.dynamic_update_slice(rows, b.unsqueeze(row, 0), at),
+                row,
+                emit,
+            )
 
         def more(t, rows, previous, emit):
             return t < self.steps if forward else t >= 0
@@ -133,7 +143,9 @@ class _Trellis:
         leaves = _shift(b, self.skips, -2, False)  # may skip a state
 
         def ending(t, row, emit):
-            return b.select(b.splat(t, last.shape).eq(last), b.select(self.final, emit, _NEG_INF), row)
+            return b.select(
+                b.splat(t, last.shape).eq(last), b.select(self.final, emit, _NEG_INF), row
+            )
 
         def step(t, previous, emit):
             skip = b.select(leaves, _shift(b, previous, -2, _NEG_INF), _NEG_INF)
@@ -166,10 +178,21 @@ def _ctc_loss(b, log_probs, targets, input_lengths, target_lengths, blank=0, zer
 
 
 @lowering("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
-def _ctc_loss_backward(b, grad, log_probs, targets, input_lengths, target_lengths, nll, log_alpha, blank, zero_infinity=False):  # fmt: skip
+def _ctc_loss_backward(
+    b,
+    grad,
+    log_probs,
+    targets,
+    input_lengths,
+    target_lengths,
+    nll,
+    log_alpha,
+    blank,
+    zero_infinity=False,
+):
     longest = log_alpha.shape[2] // 2
     trellis = _Trellis(b, log_probs, targets, input_lengths, target_lengths, blank, longest)
-    steps, n, classes = log_probs.shape
+    _, n, classes = log_probs.shape
     alpha, beta = b.transpose(log_alpha, (1, 0, 2)), trellis.beta()
     loss = b.reshape(nll, (1, n, 1))
     gone = alpha.eq(_NEG_INF) | beta.eq(_NEG_INF)

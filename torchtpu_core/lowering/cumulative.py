@@ -1,7 +1,7 @@
 """Running reductions along one dimension: cumsum, cumprod, cummax, cummin, logcumsumexp.
 
-Each is one `reduce_window` that reaches back to the start; XLA rewrites such windows into a tree of small ones on every backend, so
-the work is O(n log n) at most and never O(n^2).
+Each is one `reduce_window` that reaches back to the start; XLA rewrites such windows into a tree of
+small ones on every backend, so the work is O(n log n) at most and never O(n^2).
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.builder import Number
 
 
-def scan(b: Builder, x: Value, dim: int, combine: Callable[[Value, Value], Value], identity: Number, reverse: bool = False) -> Value:  # fmt: skip
-    """Inclusive scan of `x` along `dim` with an associative `combine`; from the end with `reverse`."""
+def scan(
+    b: Builder,
+    x: Value,
+    dim: int,
+    combine: Callable[[Value, Value], Value],
+    identity: Number,
+    reverse: bool = False,
+) -> Value:
+    """Inclusive scan along `dim` with an associative `combine`; from the end with `reverse`."""
     if x.ndim == 0 or x.numel == 0 or x.shape[dim] == 1:
         return x
     dim = dim % x.ndim
@@ -29,6 +36,7 @@ def scan(b: Builder, x: Value, dim: int, combine: Callable[[Value, Value], Value
 
 
 def cumulative_sum(b: Builder, x: Value, dim: int, reverse: bool = False) -> Value:
+    """Running sum in the dtype of `x`."""
     return scan(b, x, dim, b.add, 0, reverse)
 
 

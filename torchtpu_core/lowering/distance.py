@@ -34,7 +34,9 @@ def _euclidean(b: Builder, x: Value, y: Value) -> Value:
     precision, b.precision = b.precision, "HIGHEST"  # a small difference of large products
     products = b.dot_general(x, y, ([n - 1], [n - 1]), (batch, batch))
     b.precision = precision
-    squares = b.unsqueeze(sum_of(x * x, [n - 1]), n - 1) + b.unsqueeze(sum_of(y * y, [n - 1]), n - 2)
+    squares = b.unsqueeze(sum_of(x * x, [n - 1]), n - 1) + b.unsqueeze(
+        sum_of(y * y, [n - 1]), n - 2
+    )
     squared = squares - 2.0 * products
     return b.sqrt(b.maximum(squared, b.constant(0, squared.dtype, squared.shape)))
 
@@ -55,7 +57,10 @@ def _cdist_forward(b, x, y, p, compute_mode=None):
 
 
 def _slope(b: Builder, gaps: Value, dist: Value, p: float) -> Value:
-    """The derivative of each distance by its differences; 0 where the distance is 0. `dist` broadcasts against `gaps`."""
+    """The derivative of each distance by its differences, 0 where the distance is 0.
+
+    `dist` broadcasts against `gaps`.
+    """
     sign, size = b.sign(gaps), b.abs(gaps)
     if p == 0:
         return b.constant(0, gaps.dtype, gaps.shape)
@@ -63,10 +68,7 @@ def _slope(b: Builder, gaps: Value, dist: Value, p: float) -> Value:
         return sign
     if math.isinf(p):
         return b.select(b.compare(size, b.expand(dist, size.shape), "EQ"), sign, 0.0)
-    if p == 2:
-        out = gaps / dist
-    else:
-        out = sign * power(size, p - 1) / power(dist, p - 1)
+    out = gaps / dist if p == 2 else sign * power(size, p - 1) / power(dist, p - 1)
     undefined = b.expand(dist.eq(0.0), out.shape)
     if p < 1:
         undefined = undefined | gaps.eq(0.0)
@@ -90,9 +92,17 @@ def _pairs(b: Builder, n: int) -> tuple[Value, Value]:
     starts = np.concatenate([[0], np.cumsum(np.arange(n - 1, 1, -1))]).astype(np.int32)
     # row of pair k = how many rows begin at or before k, less one
     marks = b.scatter(
-        [b.constant(0, "i32", (count,))], b.array(starts[1:, None]), [b.constant(1, "i32", (len(starts) - 1,))],
-        b.add, [], [0], [0], 1, unique=True, sorted_=True,
-    )[0]  # fmt: skip
+        [b.constant(0, "i32", (count,))],
+        b.array(starts[1:, None]),
+        [b.constant(1, "i32", (len(starts) - 1,))],
+        b.add,
+        [],
+        [0],
+        [0],
+        1,
+        unique=True,
+        sorted_=True,
+    )[0]
     rows = cumulative_sum(b, marks, 0)
     columns = b.iota("i32", (count,)) - take_rows(b, b.array(starts), rows) + rows + 1
     return rows, columns
@@ -119,7 +129,9 @@ def _pdist_backward(b, grad, x, p, dist):
     rows, columns = _pairs(b, n)
     index = b.concatenate([b.unsqueeze(rows, 1), b.unsqueeze(columns, 1)], 1)
     zero = b.constant(0, x.dtype, (n, n))
-    upper = b.scatter([zero], index, [grad], lambda _, g: g, [], [0, 1], [0, 1], 1, unique=True, sorted_=True)[0]
+    upper = b.scatter(
+        [zero], index, [grad], lambda _, g: g, [], [0, 1], [0, 1], 1, unique=True, sorted_=True
+    )[0]
     both = b.unsqueeze(upper + b.transpose(upper, (1, 0)), 2)
     gaps = _differences(b, x, x)
     return sum_of(_slope(b, gaps, vector_norm(gaps, p, [2], True), p) * both, [1])

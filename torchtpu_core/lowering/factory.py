@@ -1,4 +1,6 @@
-"""Tensors from nothing: fills, ranges, identity matrices, windows. Numbers that are values may come at run time."""
+"""Tensors from nothing: fills, ranges, identity matrices, windows. Numbers that are values may come
+at run time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def _fill_dtype(value: Operand, dtype: torch.dtype | None) -> str:
     return value.dtype if isinstance(value, Value) else mlir(number_dtype(value))
 
 
-# ---- fills ----------------------------------------------------------------------------------------
+# ---- fills ---------------------------------------------------------------------------------------
 
 
 @lowering("full", "prims::full", runtime=("fill_value",))
@@ -53,7 +55,9 @@ def _scalar_tensor(b: Builder, s: Operand, *, dtype=None) -> Value:
 
 
 def _register_fills() -> None:
-    """zeros, ones and empty (whose contents are free: zeros cost nothing in a program), by what gives the shape and dtype."""
+    """zeros, ones and empty (whose contents are free: zeros cost nothing in a program), by what
+    gives the shape and dtype.
+    """
 
     def sized(value: int) -> Callable[..., Value]:
         return lambda b, size, *, dtype=None: b.constant(value, default_dtype(dtype), size)
@@ -72,7 +76,9 @@ def _register_fills() -> None:
         return b.constant(0, default_dtype(dtype), size)
 
     lowering("zeros", "_efficientzerotensor", "empty.memory_format", "prims::empty")(sized(0))
-    lowering("empty_strided", "empty_permuted", "prims::empty_strided", "prims::empty_permuted")(laid_out)  # fmt: skip
+    lowering("empty_strided", "empty_permuted", "prims::empty_strided", "prims::empty_permuted")(
+        laid_out
+    )
     lowering("ones")(sized(1))
     lowering("zeros_like", "empty_like")(like(0))
     lowering("ones_like")(like(1))
@@ -83,7 +89,7 @@ def _register_fills() -> None:
 _register_fills()
 
 
-# ---- ranges ---------------------------------------------------------------------------------------
+# ---- ranges --------------------------------------------------------------------------------------
 
 
 def _range(b: Builder, start: Operand, step: Operand, n: int, dtype: str) -> Value:
@@ -198,7 +204,7 @@ def _logspace(
     return b.convert(x, out)
 
 
-# ---- matrices and windows --------------------------------------------------------------------------
+# ---- matrices and windows ------------------------------------------------------------------------
 
 
 @lowering("eye", "eye.m")
@@ -208,8 +214,12 @@ def _eye(b: Builder, n: int, m: int | None = None, *, dtype=None) -> Value:
     return b.convert(on, default_dtype(dtype))
 
 
-def _window(b: Builder, n: int, periodic: bool, dtype: torch.dtype | None, fn: Callable[..., Value]) -> Value:  # fmt: skip
-    """`fn` gets the positions 0, 1/(m-1), .. of a window of m points, the last of which a periodic one leaves out."""
+def _window(
+    b: Builder, n: int, periodic: bool, dtype: torch.dtype | None, fn: Callable[..., Value]
+) -> Value:
+    """`fn` gets the positions 0, 1/(m-1), .. of a window of m points, the last of which a periodic
+    one leaves out.
+    """
     out = default_dtype(dtype)
     if n <= 1:
         return b.constant(1, out, (n,))
@@ -229,8 +239,21 @@ def _hann_window(b: Builder, n: int, periodic: bool = True, *, dtype=None) -> Va
     return _window(b, n, periodic, dtype, lambda x: _cosines(b, x, 0.5, -0.5))
 
 
-@lowering("hamming_window", "hamming_window.periodic", "hamming_window.periodic_alpha", "hamming_window.periodic_alpha_beta")  # fmt: skip
-def _hamming_window(b: Builder, n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, dtype=None) -> Value:  # fmt: skip
+@lowering(
+    "hamming_window",
+    "hamming_window.periodic",
+    "hamming_window.periodic_alpha",
+    "hamming_window.periodic_alpha_beta",
+)
+def _hamming_window(
+    b: Builder,
+    n: int,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    *,
+    dtype=None,
+) -> Value:
     return _window(b, n, periodic, dtype, lambda x: _cosines(b, x, alpha, -beta))
 
 

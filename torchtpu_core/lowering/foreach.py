@@ -68,7 +68,9 @@ lowering("_foreach_pow.Scalar", "_foreach_pow.ScalarList")(_each("pow.Tensor_Sca
 lowering("_foreach_pow.ScalarAndTensor", runtime=("self",))(_each("pow.Scalar"))
 
 lowering("_foreach_lerp.List")(_each("lerp.Tensor"))
-lowering("_foreach_lerp.Scalar", "_foreach_lerp.ScalarList", runtime=("weight",))(_each("lerp.Scalar"))
+lowering("_foreach_lerp.Scalar", "_foreach_lerp.ScalarList", runtime=("weight",))(
+    _each("lerp.Scalar")
+)
 
 lowering("_foreach_max")(_each("max"))
 lowering("_foreach_mm")(_each("mm"))
@@ -78,7 +80,9 @@ lowering("_foreach_mm")(_each("mm"))
 for _name in ("addcmul", "addcdiv"):
     _op = _resolve(_name)
 
-    @lowering(*(f"_foreach_{_name}.{o}" for o in ("Scalar", "ScalarList")), runtime=("value", "scalars"))
+    @lowering(
+        *(f"_foreach_{_name}.{o}" for o in ("Scalar", "ScalarList")), runtime=("value", "scalars")
+    )
     def _addc(b, xs, t1s, t2s, values, _op=_op):
         values = values if isinstance(values, (list, tuple)) else [values] * len(xs)
         rows = zip(xs, t1s, t2s, values)

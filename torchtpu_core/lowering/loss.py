@@ -1,4 +1,4 @@
-"""Losses and their gradients: elementwise losses with a reduction, negative log likelihood, and the margin losses.
+"""Losses and their gradients: elementwise losses, negative log likelihood, and margin losses.
 
 CTC is in `ctc.py`. Everything is computed in f32 for low-precision inputs.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchtpu_core.lowering.cumulative import scan
 from torchtpu_core.lowering.reduction import axes, mean_of, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -28,7 +29,7 @@ def spread_grad(grad: Value, like: Value, reduction: int) -> Value:
     return grad / max(like.numel, 1) if reduction == _MEAN else grad
 
 
-# ---- elementwise losses ----------------------------------------------------------------------------------------------
+# ---- elementwise losses -------------------------------------------------------------------------
 # name: (loss of (input, target, parameter), its derivative by the input, name of the parameter)
 
 
@@ -67,7 +68,9 @@ _ELEMENTWISE: dict[str, tuple[Callable[..., Value], Callable[..., Value], str | 
 }
 
 
-def _elementwise(name: str, fn: Callable[..., Value], derivative: Callable[..., Value], param: str | None) -> None:  # fmt: skip
+def _elementwise(
+    name: str, fn: Callable[..., Value], derivative: Callable[..., Value], param: str | None
+) -> None:
     def operands(b: Builder, x: Value, t: Value, p: Operand | None):
         x, t = b.broadcast(wide(x), wide(t).to(wide(x).dtype))
         return x, t, None if p is None else b.lift(p, x.dtype, x.shape)
@@ -88,7 +91,7 @@ for _name, (_fn, _derivative, _param) in _ELEMENTWISE.items():
     _elementwise(_name, _fn, _derivative, _param)
 
 
-# ---- binary cross entropy --------------------------------------------------------------------------------------------
+# ---- binary cross entropy -----------------------------------------------------------------------
 
 
 def _weighted(x: Value, weight: Value | None) -> Value:
@@ -117,14 +120,16 @@ def _bce_logits(b, x, t, weight=None, pos_weight=None, reduction=_MEAN):
     t = t.to(x.dtype)
     x, t = b.broadcast(x, t)
     # -log sigmoid(x) = max(-x, 0) + log1p(exp(-|x|))
-    loss = b.maximum(b.negate(x), b.constant(0, x.dtype, x.shape)) + b.log1p(b.exp(b.negate(b.abs(x))))
+    loss = b.maximum(b.negate(x), b.constant(0, x.dtype, x.shape)) + b.log1p(
+        b.exp(b.negate(b.abs(x)))
+    )
     if pos_weight is not None:
         loss = loss * (1.0 + (pos_weight.to(x.dtype) - 1.0) * t)
     return reduced(_weighted((1.0 - t) * x + loss, weight), reduction)
 
 
-# ---- negative log likelihood -----------------------------------------------------------------------------------------
-# The class dimension is 1, or 0 for a single sample; targets have the shape of the input without it.
+# ---- negative log likelihood --------------------------------------------------------------------
+# The class dimension is 1, or 0 for a single sample; targets lack it.
 
 
 def _classes(x: Value) -> int:
@@ -132,19 +137,30 @@ def _classes(x: Value) -> int:
 
 
 def take_class(b: Builder, x: Value, index: Value, dim: int) -> Value:
-    """x[.., index[..], ..] along `dim`; `index` has the other dimensions, its values are in range."""
+    """x[.., index[..], ..] along `dim`; `index` has the other dimensions, values in range."""
     others = [i for i in range(x.ndim) if i != dim]
     batch = list(range(len(others)))
     return b.gather(
-        x, b.unsqueeze(index, index.ndim), index.shape, [], [dim], [dim], [1] * x.ndim, index.ndim, others, batch
-    )  # fmt: skip
+        x,
+        b.unsqueeze(index, index.ndim),
+        index.shape,
+        [],
+        [dim],
+        [dim],
+        [1] * x.ndim,
+        index.ndim,
+        others,
+        batch,
+    )
 
 
 def _kept(b: Builder, target: Value, ignore: int) -> Value:
     return b.compare(target, b.constant(ignore, target.dtype, target.shape), "NE")
 
 
-def _target_weight(b: Builder, x: Value, target: Value, weight: Value | None, ignore: int) -> tuple[Value, Value]:  # fmt: skip
+def _target_weight(
+    b: Builder, x: Value, target: Value, weight: Value | None, ignore: int
+) -> tuple[Value, Value]:
     """(target in range, weight of each sample: 0 for ignored ones)."""
     kept = _kept(b, target, ignore)
     index = b.select(kept, target, 0).to("i32")
@@ -156,7 +172,9 @@ def _target_weight(b: Builder, x: Value, target: Value, weight: Value | None, ig
 
 def take_rows(b: Builder, table: Value, index: Value) -> Value:
     """table[index] for a 1-d table."""
-    return b.gather(table, b.unsqueeze(index, index.ndim), index.shape, [], [0], [0], [1], index.ndim)
+    return b.gather(
+        table, b.unsqueeze(index, index.ndim), index.shape, [], [0], [0], [1], index.ndim
+    )
 
 
 @lowering("nll_loss_forward", "nll_loss2d_forward")
@@ -186,7 +204,7 @@ def _nll_backward(b, grad, x, target, weight, reduction, ignore_index, total_wei
     return b.select(hit & kept, b.expand(b.unsqueeze(g, dim), x.shape), 0.0)
 
 
-# ---- margin losses ---------------------------------------------------------------------------------------------------
+# ---- margin losses ------------------------------------------------------------------------------
 
 
 def _rows(x: Value, ndim: int = 2) -> Value:
@@ -195,7 +213,7 @@ def _rows(x: Value, ndim: int = 2) -> Value:
 
 
 def _multi_margin(b: Builder, x: Value, target: Value, margin: Operand, weight: Value | None):
-    """(margins violated by each class, weight of each sample (N, 1), is the class the target) for (N, C) input."""
+    """For (N, C): (violated margins, weight of each sample (N, 1), is the class the target)."""
     target = b.reshape(target.to("i32"), (x.shape[0],))
     own = b.unsqueeze(take_class(b, x, target, 1), 1)
     hit = b.iota("i32", x.shape, 1).eq(b.unsqueeze(target, 1))
@@ -207,13 +225,12 @@ def _multi_margin(b: Builder, x: Value, target: Value, margin: Operand, weight: 
 
 @lowering("multi_margin_loss", runtime=("margin",))
 def _multi_margin_loss(b, x, target, p=1, margin=1, weight=None, reduction=_MEAN):
-    single = x.ndim < 2
     x = _rows(wide(x))
     z, w, _ = _multi_margin(b, x, target, margin, weight)
     each = sum_of(_weighted(z if p == 1 else z * z, w), [1]) / x.shape[1]
-    if single and reduction == _NONE:
-        return b.reshape(each, target.shape)
-    return reduced(each, reduction)
+    return reduced(
+        each, reduction
+    )  # a single sample unreduced has shape (1,), as PyTorch's meta kernel says
 
 
 @lowering("multi_margin_loss_backward", runtime=("margin",))
@@ -229,23 +246,20 @@ def _multi_margin_loss_backward(b, grad, x, target, p, margin, weight=None, redu
     return b.reshape(slope * (b.reshape(g, (x.shape[0], 1)) if reduction == _NONE else g), shape)
 
 
-def _listed(b: Builder, target: Value) -> Value:
-    """Which entries of each row come before its first -1."""
-    from torchtpu_core.lowering.cumulative import scan
-
-    return scan(b, target >= 0, 1, b.and_, True)
-
-
-def _violations(b: Builder, x: Value, target: Value, is_target: Value) -> tuple[Value, Value]:
-    """(N, listed target, class): how much each class outside the targets violates each target's margin; and one-hot targets."""
+def _label_set(b: Builder, x: Value, target: Value) -> tuple[Value, Value]:
+    """(N, C): which entries come before the first -1 of a row; (N, C, C): the class each names."""
     n, c = x.shape
-    listed = _listed(b, target)
-    index = b.select(listed, target, 0).to("i32")
-    hot = b.iota("i32", (n, c, c), 2).eq(b.unsqueeze(index, 2)) & b.expand(b.unsqueeze(listed, 2), (n, c, c))
-    own = sum_of(b.select(hot, b.expand(b.unsqueeze(x, 1), (n, c, c)), 0.0), [2], True)
+    listed = scan(b, target >= 0, 1, b.and_, True)
+    names = b.iota("i32", (n, c, c), 2).eq(b.unsqueeze(target.to("i32"), 2))
+    return listed, names & b.expand(b.unsqueeze(listed, 2), (n, c, c))
+
+
+def _violations(b: Builder, x: Value, listed: Value, names: Value, is_target: Value) -> Value:
+    """(N, listed target, class): how much each class outside the targets violates the margin."""
+    own = sum_of(b.select(names, b.expand(b.unsqueeze(x, 1), names.shape), 0.0), [2], True)
     z = 1.0 - own + b.unsqueeze(x, 1)
     counted = b.unsqueeze(listed, 2) & ~b.unsqueeze(is_target, 1)
-    return b.select(counted, b.maximum(z, b.constant(0, x.dtype, z.shape)), 0.0), hot
+    return b.select(counted, b.maximum(z, b.constant(0, x.dtype, z.shape)), 0.0)
 
 
 @lowering("multilabel_margin_loss_forward")
@@ -255,13 +269,9 @@ def _multilabel_margin(b, x, target, reduction):
     if x.numel == 0:
         each = b.constant(0, x.dtype, (x.shape[0],))
         return [reduced(each, reduction), b.constant(0, x.dtype, shape)]
-    n, c = x.shape
-    listed = _listed(b, target)
-    classes = b.iota(target.dtype, (n, c, c), 2)
-    hot = classes.eq(b.unsqueeze(target, 2)) & b.expand(b.unsqueeze(listed, 2), (n, c, c))
-    is_target = b.reduce_op("or", hot, [1])
-    z, _ = _violations(b, x, target, is_target)
-    each = sum_of(z, [1, 2]) / c
+    listed, names = _label_set(b, x, target)
+    is_target = b.reduce_op("or", names, [1])
+    each = sum_of(_violations(b, x, listed, names, is_target), [1, 2]) / x.shape[1]
     loss = b.reshape(each, ()) if single and reduction == _NONE else reduced(each, reduction)
     return [loss, b.reshape(is_target.to(x.dtype), shape)]
 
@@ -272,10 +282,12 @@ def _multilabel_margin_backward(b, grad, x, target, reduction, is_target):
     x, target, is_target = (_rows(_rows(v, 1)) for v in (wide(x), target, is_target))
     if x.numel == 0:
         return b.reshape(x, shape)
-    z, hot = _violations(b, x, target, is_target.to("i1"))
+    listed, names = _label_set(b, x, target)
+    z = _violations(b, x, listed, names, is_target.to("i1"))
     n, c = x.shape
     slope = (z > 0.0).to(x.dtype) / c
-    to_targets = sum_of(b.select(hot, b.expand(sum_of(slope, [2], True), (n, c, c)), 0.0), [1])
+    per_target = b.expand(sum_of(slope, [2], True), names.shape)
+    to_targets = sum_of(b.select(names, per_target, 0.0), [1])
     out = sum_of(slope, [1]) - to_targets
     g = grad.to(x.dtype)
     if reduction == _MEAN:

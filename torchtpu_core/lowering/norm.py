@@ -19,13 +19,14 @@ def like(x: Value | None, ref: Value) -> Value | None:
 
 
 def affine(x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """x * weight + bias, of which either may be missing."""
     if weight is not None:
         x = x * weight
     return x if bias is None else x + bias
 
 
 def normalized_backward(grad: Value, x_hat: Value, rstd: Value, dims: Sequence[int]) -> Value:
-    """The gradient through (x - mean) * rstd, given that of its result; `rstd` broadcasts against x."""
+    """The gradient through (x - mean) * rstd, given that of its result."""
     if extent(grad, dims) == 0:
         return grad
     centred = grad - mean_of(grad, dims, True)
@@ -38,7 +39,7 @@ def _split(x: Value, normalized_shape: Sequence[int]) -> tuple[list[int], list[i
     return list(range(n)), list(range(n, x.ndim))
 
 
-# ---- layer norm ------------------------------------------------------------------------------------------------------
+# ---- layer norm ---------------------------------------------------------------------------------
 
 
 @lowering("native_layer_norm", runtime=("eps",))
@@ -63,13 +64,13 @@ def _native_layer_norm_backward(b, grad, x, normalized_shape, mean, rstd, weight
     ]
 
 
-# ---- RMS norm --------------------------------------------------------------------------------------------------------
+# ---- RMS norm -----------------------------------------------------------------------------------
 
 
 @lowering("_fused_rms_norm", runtime=("eps",))
 def _fused_rms_norm(b, x, normalized_shape, weight, eps):
-    eps = T.finfo_eps(x.dtype) if eps is None else eps
     x = wide(x)
+    eps = T.finfo_eps(x.dtype) if eps is None else eps
     mean_square = mean_of(x * x, _split(x, normalized_shape)[1], True)
     rstd = b.rsqrt(mean_square + b.lift(eps, x.dtype, mean_square.shape))
     return [affine(x * rstd, like(weight, x), None), rstd]
@@ -91,7 +92,7 @@ def _fused_rms_norm_backward(b, grad, x, normalized_shape, rstd, weight, mask):
     ]
 
 
-# ---- group norm ------------------------------------------------------------------------------------------------------
+# ---- group norm ---------------------------------------------------------------------------------
 
 
 def _grouped(b: Builder, x: Value, groups: int) -> Value:
@@ -131,7 +132,7 @@ def _native_group_norm_backward(b, grad, x, mean, rstd, weight, N, C, HxW, group
     ]
 
 
-# ---- weight norm -----------------------------------------------------------------------------------------------------
+# ---- weight norm --------------------------------------------------------------------------------
 
 
 def _others(v: Value, dim: int) -> list[int]:

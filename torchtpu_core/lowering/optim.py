@@ -85,13 +85,17 @@ lowering("_fused_adam", "_fused_adam.tensor_lr", runtime=_RUNTIME)(_adam(decoupl
 lowering("_fused_adamw", "_fused_adamw.tensor_lr", runtime=_RUNTIME)(_adam(decoupled=True))
 
 
-@lowering("_fused_sgd", "_fused_sgd.tensor_lr", runtime=("lr", "weight_decay", "momentum", "dampening"))
+@lowering(
+    "_fused_sgd", "_fused_sgd.tensor_lr", runtime=("lr", "weight_decay", "momentum", "dampening")
+)
 def _sgd(
     b, params, grads, momentum_buffers,
     *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale, found_inf,
 ):  # fmt: skip
     def update(p, g, *buffers):
-        rate, decay, mu, damp = (b.lift(s, p.dtype) for s in (lr, weight_decay, momentum, dampening))
+        rate, decay, mu, damp = (
+            b.lift(s, p.dtype) for s in (lr, weight_decay, momentum, dampening)
+        )
         g = g + decay * p
         if not buffers:
             return (p - rate * g,)
@@ -114,7 +118,9 @@ def _adagrad(
         total = total + g * g
         return p - rate * g / (b.sqrt(total) + b.lift(eps, p.dtype)), total
 
-    return _steps(b, [params, grads, state_sums], update, maximize, grad_scale, found_inf, state_steps)
+    return _steps(
+        b, [params, grads, state_sums], update, maximize, grad_scale, found_inf, state_steps
+    )
 
 
 _ADAGRAD_RUNTIME = (*_RUNTIME, "lr_decay")
@@ -141,8 +147,12 @@ def _unscale(b, grads, found_inf, inv_scale):
     return out, b.select(bad, 1, found_inf)
 
 
-@lowering("_amp_update_scale", runtime=("scale_growth_factor", "scale_backoff_factor", "growth_interval"))
-def _update_scale(b, scale, tracker, found_inf, growth: Operand, backoff: Operand, interval: Operand):
+@lowering(
+    "_amp_update_scale", runtime=("scale_growth_factor", "scale_backoff_factor", "growth_interval")
+)
+def _update_scale(
+    b, scale, tracker, found_inf, growth: Operand, backoff: Operand, interval: Operand
+):
     bad = b.reshape(found_inf, scale.shape).ne(0)
     count = tracker + 1
     due = count.eq(like(b, interval, count))

@@ -1,4 +1,7 @@
-"""Order statistics along a dimension: median, nanmedian, kthvalue, mode. All start from one stable sort with NaN last."""
+"""Order statistics along a dimension: median, nanmedian, kthvalue, mode.
+
+All start from one stable sort with NaN last.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,9 @@ for _name, _fn in (("median", _median), ("nanmedian", _nanmedian)):
 
     def _of_all(b, x, fn=_fn):
         if x.numel == 0:
-            return b.constant(float("nan") if x.dtype in T.FLOATS else T.int_limits(x.dtype)[0], x.dtype)
+            return b.constant(
+                float("nan") if x.dtype in T.FLOATS else T.int_limits(x.dtype)[0], x.dtype
+            )
         return fn(b, b.reshape(x, (x.numel,)), 0, False)[0]
 
     lowering(_name)(_of_all)

@@ -281,7 +281,13 @@ lowering("div.Tensor_mode", "div.Scalar_mode", runtime=("other",))(_divide_mode)
 lowering("floor_divide", "floor_divide.Scalar", promote=DEFAULT, runtime=("other",))(floor_div)
 
 
-@lowering("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", promote=DEFAULT, runtime=_PAIR)
+@lowering(
+    "remainder.Tensor",
+    "remainder.Scalar",
+    "remainder.Scalar_Tensor",
+    promote=DEFAULT,
+    runtime=_PAIR,
+)
 def _remainder(b, x, y):
     r = b.remainder(x, y)
     return r if x.dtype in T.UNSIGNED else b.select(_uneven(b, r, y), r + y, r)
@@ -304,8 +310,6 @@ _POWERS: dict[float, Callable[[Builder, Value], Value]] = {
 
 
 def _power(b: Builder, x: Value, y: Value) -> Value:
-    if x.dtype in T.COMPLEX:  # 0 ** 0 is 1, which exp(0 * log(0)) is not
-        return b.select(y.eq(0), 1, b.power(x, y))
     if x.dtype in T.INTS:
         return _int_power(b, x, y)
     if x.dtype == "i1":
@@ -462,7 +466,9 @@ def _fmin(b, x, y):
 _BOUNDS = dict(promote=DEFAULT, upcast=False, runtime=("min", "max"))
 
 
-@lowering("clamp", "clamp.Tensor", "clip", "clip.Tensor", operands=("self", "min", "max"), **_BOUNDS)
+@lowering(
+    "clamp", "clamp.Tensor", "clip", "clip.Tensor", operands=("self", "min", "max"), **_BOUNDS
+)
 def _clamp(b, x, low, high):
     x = x if low is None else b.maximum(x, low)
     return x if high is None else b.minimum(x, high)
@@ -485,9 +491,9 @@ def _compare(direction: str) -> Callable[[Builder, Value, Value], Value]:
 
 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    lowering(f"{_name}.Tensor", f"{_name}.Scalar", promote=DEFAULT, upcast=False, runtime=("other",))(
-        _compare(_name.upper())
-    )
+    lowering(
+        f"{_name}.Tensor", f"{_name}.Scalar", promote=DEFAULT, upcast=False, runtime=("other",)
+    )(_compare(_name.upper()))
 
 for _name in ("and", "or", "xor"):
     lowering(f"logical_{_name}")(
@@ -541,6 +547,8 @@ def _gcd(b, x, y):
 
 @lowering("lcm", promote=DEFAULT)
 def _lcm(b, x, y):
+    if T.bits(x.dtype) < 32:  # the product wraps after the absolute value, as in C
+        x, y = x.to("i32"), y.to("i32")
     g = _euclid(b, x, y)
     return b.abs(b.divide(x, b.select(g.eq(0), 1, g)) * y)
 

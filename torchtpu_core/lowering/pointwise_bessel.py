@@ -197,7 +197,6 @@ def _bessel_i(n: int, scaled: bool) -> Callable[[Builder, Value], Value]:
         if not scaled:  # in two factors: exp(a) alone overflows before the product does
             half = b.exp(a / 2)
             out = out * half * half
-            out = b.select(is_inf(b, x), a, out)
         return b.select(x < 0, -out, out) if n else b.select(b.is_nan(x), x, out)
 
     return body
@@ -262,7 +261,9 @@ def _bessel_j(n: int) -> Callable[[Builder, Value], Value]:
     def body(b, x):
         a = b.abs(x)
         z = b.minimum(a, like(b, 8, x))
-        out = b.select(a <= 8, _j_near(b, n, z, z * z / 32 - 1), _waves(b, n, b.maximum(a, like(b, 8, x)))[0])
+        out = b.select(
+            a <= 8, _j_near(b, n, z, z * z / 32 - 1), _waves(b, n, b.maximum(a, like(b, 8, x)))[0]
+        )
         return b.select(x < 0, -out, out) if n else b.select(b.is_nan(x), x, out)
 
     return body

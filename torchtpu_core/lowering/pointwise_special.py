@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchtpu_core.lowering.pointwise import like
+from torchtpu_core.lowering.pointwise import is_finite, like
 from torchtpu_core.lowering.pointwise_bessel import erfcx
 from torchtpu_core.lowering.promotion import DEFAULT, FLOAT
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import types as T
 
 _PAIR = ("self", "other")
 
@@ -23,7 +24,13 @@ def _digamma(b, x):
     return b.select(x.eq(0), -1 / x, b.unary("chlo.digamma", x))
 
 
-@lowering("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar", promote=FLOAT, runtime=_PAIR)
+@lowering(
+    "special_zeta",
+    "special_zeta.self_scalar",
+    "special_zeta.other_scalar",
+    promote=FLOAT,
+    runtime=_PAIR,
+)
 def _zeta(b, x, q):
     return _hurwitz(b, x, q)
 
@@ -70,6 +77,69 @@ def _trigamma(b: Builder, x: Value) -> Value:
     tail = (1 + 1 / (2 * z) + w * (1 / 6 - w * (1 / 30 - w * (1 / 42 - w / 30)))) / z
     total = total + tail
     return b.select(low, math.pi**2 / (s * s) - total, total)
+
+
+def _incomplete_gamma(upper: bool) -> Callable[[Builder, Value, Value], Value]:
+    """P(a, x) by its power series for x <= a + 1; Q(a, x) by its continued fraction beyond; each is 1 - the other."""
+
+    def body(b, a, x):
+        plain = (a > 0) & (x > 0) & is_finite(b, a) & is_finite(b, x)
+        sa, sx = b.select(plain, a, 1), b.select(plain, x, 1)
+        near = sx <= sa + 1
+        scale = b.exp(sa * b.log(sx) - sx - b.unary("chlo.lgamma", sa))
+        p = scale * _gamma_series(b, sa, b.select(near, sx, 1))
+        q = scale * _gamma_fraction(b, sa, b.select(near, sa + 2, sx))
+        out = b.select(near, 1 - p, q) if upper else b.select(near, p, 1 - q)
+        # a = 0 and x = inf: all the mass is below x; x = 0 and a = inf: none is
+        zero, one = (1, 0) if upper else (0, 1)
+        out = b.select(x.eq(0) | a.eq(math.inf), zero, b.select(a.eq(0) | x.eq(math.inf), one, out))
+        both = (a.eq(0) & x.eq(0)) | (a.eq(math.inf) & x.eq(math.inf))
+        return b.select(both | ~(a >= 0) | ~(x >= 0), math.nan, out)
+
+    return body
+
+
+_MAX_STEPS = 5000
+
+
+def _gamma_series(b: Builder, a: Value, x: Value) -> Value:
+    """Sum of x^n / (a (a + 1) .. (a + n))."""
+    eps = T.finfo_eps(a.dtype) / 4
+
+    def cond(n, term, total):
+        return b.reduce_op("or", term > total * eps, range(a.ndim)) & (n < _MAX_STEPS)
+
+    def step(n, term, total):
+        term = term * x / (a + like(b, n, a))
+        return n + 1, term, total + term
+
+    return b.while_([b.constant(1, "i32"), 1 / a, 1 / a], cond, step)[2]
+
+
+def _gamma_fraction(b: Builder, a: Value, x: Value) -> Value:
+    """Legendre's continued fraction, evaluated forwards (Lentz)."""
+    eps, tiny = T.finfo_eps(a.dtype), T.finfo_tiny(a.dtype) * 1e6
+
+    def safe(v):
+        return b.select(b.abs(v) < tiny, tiny, v)
+
+    def cond(n, _c, _d, _h, delta):
+        return b.reduce_op("or", b.abs(delta - 1) > eps, range(a.ndim)) & (n < _MAX_STEPS)
+
+    def step(n, c, d, h, _delta):
+        k = like(b, n, a)
+        num, den = k * (a - k), x + (2 * k + 1) - a
+        d = 1 / safe(den + num * d)
+        c = safe(den + num / c)
+        return n + 1, c, d, h * c * d, c * d
+
+    d = 1 / safe(x + 1 - a)
+    state = [b.constant(1, "i32"), like(b, 1 / tiny, a), d, d, like(b, 0, a)]
+    return b.while_(state, cond, step)[3]
+
+
+lowering("igamma", promote=FLOAT)(_incomplete_gamma(upper=False))
+lowering("igammac", promote=FLOAT)(_incomplete_gamma(upper=True))
 
 
 # ---- logit and entropy --------------------------------------------------------------------------
@@ -140,12 +210,20 @@ _POLYNOMIALS: dict[str, tuple[Callable[[Value], Value], _Step]] = {
     "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev),
     "hermite_polynomial_h": (lambda x: 2 * x, lambda x, k, p, q: 2 * (x * p - (k - 1) * q)),
     "hermite_polynomial_he": (lambda x: x, lambda x, k, p, q: x * p - (k - 1) * q),
-    "laguerre_polynomial_l": (lambda x: 1 - x, lambda x, k, p, q: ((2 * k - 1 - x) * p - (k - 1) * q) / k),
-    "legendre_polynomial_p": (lambda x: x, lambda x, k, p, q: ((2 * k - 1) * x * p - (k - 1) * q) / k),
+    "laguerre_polynomial_l": (
+        lambda x: 1 - x,
+        lambda x, k, p, q: ((2 * k - 1 - x) * p - (k - 1) * q) / k,
+    ),
+    "legendre_polynomial_p": (
+        lambda x: x,
+        lambda x, k, p, q: ((2 * k - 1) * x * p - (k - 1) * q) / k,
+    ),
 }
 
 
-def _orthogonal(first: Callable[[Value], Value], step: _Step, shifted: bool) -> Callable[..., Value]:
+def _orthogonal(
+    first: Callable[[Value], Value], step: _Step, shifted: bool
+) -> Callable[..., Value]:
     def body(b, x, n):
         if shifted:
             x = 2 * x - 1

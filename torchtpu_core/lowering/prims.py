@@ -8,7 +8,7 @@ from torchtpu_core.lowering.registry import canonical, lowering, rules
 from torchtpu_core.stablehlo import Builder
 
 _SAME_NAME = """abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma erf erfc exp
-    exp2 expm1 floor fmax fmin gcd hypot imag isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter real
+    exp2 expm1 floor fmax fmin gcd hypot igamma igammac imag isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter real
     reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"""
 _TENSOR_OVERLOAD = "bitwise_and bitwise_or bitwise_xor eq ge gt le lt ne fmod mul remainder frexp"
 _RENAMED = {
@@ -34,11 +34,12 @@ _ATEN |= _RENAMED
 _table = rules()
 for _prim, _aten in _ATEN.items():
     _rule = _table[canonical(_aten)]
-    lowering(f"prims::{_prim}", promote=_rule.promote, operands=_rule.operands, upcast=_rule.upcast)(_rule.fn)
+    lowering(
+        f"prims::{_prim}", promote=_rule.promote, operands=_rule.operands, upcast=_rule.upcast
+    )(_rule.fn)
 
 lowering("prims::add")(Builder.add)
 lowering("prims::sub")(Builder.subtract)
 lowering("prims::div")(Builder.divide)
 lowering("prims::where")(lambda b, pred, x, y: b.select(pred, x, y))
 lowering("prims::cbrt", promote=FLOAT)(lambda b, x: b.unary("cbrt", x))
-

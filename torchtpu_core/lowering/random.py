@@ -1,4 +1,5 @@
-"""Random numbers: fills, factories, dropout, sampling without loops. Every bit comes from random_bits.py.
+"""Random numbers: fills, factories, dropout, sampling without loops. Every bit comes from
+random_bits.py.
 
 Distributions that need rejection loops (gamma, Poisson, binomial) are in random_loops.py.
 """
@@ -37,10 +38,12 @@ def _parts(b: Builder, dtype: str, shape: Sequence[int], draw) -> Value:
     return b.complex(b.convert(draw(part, shape), part), b.convert(draw(part, shape), part))
 
 
-# ---- uniform and normal ----------------------------------------------------------------------------
+# ---- uniform and normal --------------------------------------------------------------------------
 
 
-def uniform(b: Builder, dtype: str, shape: Sequence[int], low: Operand = 0, high: Operand = 1) -> Value:  # fmt: skip
+def uniform(
+    b: Builder, dtype: str, shape: Sequence[int], low: Operand = 0, high: Operand = 1
+) -> Value:
     """Uniform in [low, high) after rounding to `dtype`."""
 
     def draw(part: str, shape: Sequence[int]) -> Value:
@@ -49,12 +52,16 @@ def uniform(b: Builder, dtype: str, shape: Sequence[int], low: Operand = 0, high
             return b.convert(u, part)
         lo, hi = b.lift(low, u.dtype), b.lift(high, u.dtype)
         x = b.convert(u * (hi - lo) + lo, part)
-        return b.select(x >= b.convert(hi, part), b.convert(lo, part), x)  # rounding may reach `high`
+        return b.select(
+            x >= b.convert(hi, part), b.convert(lo, part), x
+        )  # rounding may reach `high`
 
     return _parts(b, dtype, shape, draw)
 
 
-def normal(b: Builder, dtype: str, shape: Sequence[int], mean: Operand = 0, std: Operand = 1) -> Value:  # fmt: skip
+def normal(
+    b: Builder, dtype: str, shape: Sequence[int], mean: Operand = 0, std: Operand = 1
+) -> Value:
     """Normal numbers; a complex number's parts share the variance."""
 
     def draw(part: str, shape: Sequence[int]) -> Value:
@@ -77,7 +84,9 @@ def _normal_functional(b: Builder, x: Value, mean: Operand, std: Operand) -> Val
     return normal(b, x.dtype, x.shape, mean, std)
 
 
-@lowering("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", runtime=("mean", "std"))
+@lowering(
+    "normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", runtime=("mean", "std")
+)
 def _normal_of_tensors(b: Builder, mean: Operand, std: Operand) -> Value:
     like = b.broadcast(mean, std)[0]
     return normal(b, like.dtype, like.shape, mean, std)
@@ -109,7 +118,9 @@ def _randn_like(b: Builder, x: Value, *, dtype=None) -> Value:
 
 
 @lowering("prims::uniform", runtime=("low", "high"))
-def _prim_uniform(b: Builder, shape: Sequence[int], *, low: Operand, high: Operand, dtype, stride) -> Value:  # fmt: skip
+def _prim_uniform(
+    b: Builder, shape: Sequence[int], *, low: Operand, high: Operand, dtype, stride
+) -> Value:
     return uniform(b, mlir(dtype), shape, low, high)
 
 
@@ -118,7 +129,7 @@ def _prim_normal(b: Builder, shape: Sequence[int], *, mean: Operand, std: Operan
     return normal(b, mlir(dtype), shape, mean, std)
 
 
-# ---- integers --------------------------------------------------------------------------------------
+# ---- integers ------------------------------------------------------------------------------------
 
 
 def _high_product(b: Builder, x: Value, y: Value) -> Value:
@@ -161,7 +172,9 @@ def _random(b: Builder, x: Value, *bounds: Operand | None) -> Value:
 
 
 def _int_dtype(dtype) -> str:
-    return mlir(dtype) if isinstance(dtype, torch.dtype) else "i64"  # the schema's default is a number
+    return (
+        mlir(dtype) if isinstance(dtype, torch.dtype) else "i64"
+    )  # the schema's default is a number
 
 
 @lowering("randint", "randint.generator", runtime=("high",))
@@ -175,7 +188,8 @@ def _randint_low(b, low: Operand, high: Operand, size: Sequence[int], *, dtype=N
 
 
 @lowering(
-    "randint_like", "randint_like.generator", "randint_like.Tensor", "randint_like.Tensor_generator", runtime=("high",)
+    "randint_like", "randint_like.generator", "randint_like.Tensor",
+    "randint_like.Tensor_generator", runtime=("high",),
 )  # fmt: skip
 def _randint_like(b: Builder, x: Value, high: Operand, *, dtype=None) -> Value:
     return integers(b, mlir(dtype) if dtype is not None else x.dtype, x.shape, 0, high)
@@ -196,7 +210,7 @@ def _randperm(b: Builder, n: int, *, dtype=None) -> Value:
     return b.convert(index, _int_dtype(dtype))
 
 
-# ---- choices ---------------------------------------------------------------------------------------
+# ---- choices -------------------------------------------------------------------------------------
 
 
 def chance(b: Builder, p: Operand, shape: Sequence[int]) -> Value:
@@ -256,7 +270,9 @@ def _multinomial(b: Builder, probs: Value, count: int, replacement: bool) -> Val
 
 
 def _race(b: Builder, p: Value, count: int) -> Value:
-    """Exponential arrival times of rate `p`: the first `count` to arrive are a sample without replacement."""
+    """Exponential arrival times of rate `p`: the first `count` to arrive are a sample without
+    replacement.
+    """
     u = random_bits.unit(b, p.dtype, p.shape, half=True)
     speed = p / -b.log(u)
     index = b.iota("i32", p.shape, 1)
@@ -274,10 +290,10 @@ def _with_replacement(b: Builder, p: Value, count: int) -> Value:
     below = b.broadcast_in_dim(total, shape, (0, 2)) <= b.broadcast_in_dim(draw, shape, (0, 1))
     index = b.reduce_op("add", b.convert(below, "i32"), [2])
     possible = b.reduce_op("maximum", b.select(p > 0, b.iota("i32", p.shape, 1), 0), [1])
-    return b.minimum(index, b.broadcast_in_dim(possible, index.shape, (0,)))  # rounding may pass the end
+    return b.minimum(index, b.broadcast_in_dim(possible, index.shape, (0,)))  # rounding
 
 
-# ---- by the inverse of the distribution function ---------------------------------------------------
+# ---- by the inverse of the distribution function -------------------------------------------------
 
 
 @lowering("exponential", runtime=("lambd",))
@@ -308,7 +324,13 @@ def _geometric(b: Builder, x: Value, p: Operand) -> Value:
 
 @lowering("rrelu_with_noise_functional", runtime=("lower", "upper"))
 def _rrelu_with_noise(
-    b: Builder, x: Value, noise: Value, lower: Operand, upper: Operand, training: bool, generator=None
+    b: Builder,
+    x: Value,
+    noise: Value,
+    lower: Operand,
+    upper: Operand,
+    training: bool,
+    generator=None,
 ) -> tuple[Value, Value]:
     compute = opmath(x.dtype)
     wide = b.convert(x, compute)

@@ -1,8 +1,10 @@
-"""Where random lowerings get their bits: the program's random state, and the draws every distribution starts from.
+"""Where random lowerings get their bits: the program's random state, and the draws every
+distribution starts from.
 
-A program that draws has one more argument, ui64[2] = (seed, offset), a Philox key and the number of 16-byte blocks drawn before.
-Each draw takes a constant number of blocks, so the host only adds `random_blocks` to its generator's offset when it launches the
-program: equal seeds give equal numbers, whatever ran in between.
+A program that draws has one more argument, ui64[2] = (seed, offset), a Philox key and the number of
+16-byte blocks drawn before. Each draw takes a constant number of blocks, so the host only adds
+`random_blocks` to its generator's offset when it launches the program: equal seeds give equal
+numbers, whatever ran in between.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torchtpu_core.stablehlo import Builder, TensorType, Value
+from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 
 
 class RandomState:
-    """The random state of one program: `key` names the argument, `blocks` is how far the program has advanced it."""
+    """The random state of one program: `key` names the argument, `blocks` is how far the program
+    has advanced it.
+    """
 
     def __init__(self, b: Builder):
-        # The argument joins the list last (`random_input`), so a draw does not disturb the order of the others.
+        # The argument joins the list last (`random_input`), so a draw does not disturb the order of
+        # the others.
         self.key = Value(b, "%random", "ui64", (2,))
         self.blocks = 0
         self.listed = False
@@ -47,7 +52,9 @@ def random_blocks(b: Builder) -> int:
 
 
 def random_input(b: Builder) -> Value | None:
-    """The random state as the program's last argument, or None for a program that draws nothing. Call it before `finish`."""
+    """The random state as the program's last argument, or None for a program that draws nothing.
+    Call it before `finish`.
+    """
     state = getattr(b, "random", None)
     if state is None:
         return None
@@ -68,7 +75,9 @@ def bits(b: Builder, dtype: str, shape: Sequence[int]) -> Value:
 
 
 def fork(b: Builder) -> Value:
-    """A state of its own for a loop that draws an unknown number of times: pass it to `rng_bit_generator` and keep what it returns."""
+    """A state of its own for a loop that draws an unknown number of times: pass it to
+    `rng_bit_generator` and keep what it returns.
+    """
     return bits(b, "ui64", (2,))
 
 
@@ -77,7 +86,8 @@ _MANTISSA = {"f32": 24, "f64": 53, "bf16": 8, "f16": 11}
 
 
 def to_unit(b: Builder, raw: Value, dtype: str, half: bool = False) -> Value:
-    """Bits as floats in [0, 1) on the finest even grid of `dtype`; with `half` in (0, 1), at the middle of each step.
+    """Bits as floats in [0, 1) on the finest even grid of `dtype`; with `half` in (0, 1), at the
+    middle of each step.
 
     Low-precision results come as f32, which holds them exactly.
     """
@@ -97,7 +107,8 @@ def normal(b: Builder, dtype: str, shape: Sequence[int]) -> Value:
     """Standard normal floats in f32 (f64 for f64), by the inverse of the distribution function."""
     compute = "f64" if dtype == "f64" else "f32"
     raw = bits(b, "ui64" if dtype == "f64" else "ui32", shape)
-    # Sign and magnitude apart: every bit of the magnitude's mantissa counts, so the tails reach as far as they can.
+    # Sign and magnitude apart: every bit of the magnitude's mantissa counts, so the tails reach as
+    # far as they can.
     u = to_unit(b, raw, compute, half=True)
     negative = b.binary("and", *b.broadcast(raw, 1)).eq(0)
     z = b.unary("chlo.erf_inv", u) * math.sqrt(2)

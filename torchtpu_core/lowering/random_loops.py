@@ -1,7 +1,9 @@
-"""Distributions sampled by rejection: gamma, Dirichlet, Poisson, binomial; and the gradient of gamma samples.
+"""Distributions sampled by rejection: gamma, Dirichlet, Poisson, binomial; and the gradient of
+gamma samples.
 
-Each is one while loop over the whole tensor that draws for every element until the last one is accepted, from a random state of
-its own (`random_bits.fork`), so that the program's state moves by a constant.
+Each is one while loop over the whole tensor that draws for every element until the last one is
+accepted, from a random state of its own (`random_bits.fork`), so that the program's state moves by
+a constant.
 """
 
 from __future__ import annotations
@@ -35,9 +37,15 @@ def _any(b: Builder, x: Value) -> Value:
 
 
 def _until_accepted(
-    b: Builder, like: Value, draws: int, propose: Callable[..., tuple[Value, Value]], done: Value | None = None
-) -> Value:  # fmt: skip
-    """Repeats `propose(*uniforms) -> (candidate, accepted)` until every element has an accepted candidate (0 where `done`)."""
+    b: Builder,
+    like: Value,
+    draws: int,
+    propose: Callable[..., tuple[Value, Value]],
+    done: Value | None = None,
+) -> Value:
+    """Repeats `propose(*uniforms) -> (candidate, accepted)` until every element has an accepted
+    candidate (0 where `done`).
+    """
     if not like.numel:
         return like
     open_ = b.not_(done) if done is not None else b.constant(True, "i1", like.shape)
@@ -52,11 +60,13 @@ def _until_accepted(
     return b.while_(start, lambda state, open_, held: _any(b, open_), body)[2]
 
 
-# ---- gamma -----------------------------------------------------------------------------------------
+# ---- gamma ---------------------------------------------------------------------------------------
 
 
 def gamma(b: Builder, alpha: Value) -> Value:
-    """Gamma(alpha, 1) by Marsaglia and Tsang's squeeze of a cubed normal; below 1 by way of alpha + 1."""
+    """Gamma(alpha, 1) by Marsaglia and Tsang's squeeze of a cubed normal; below 1 by way of alpha +
+    1.
+    """
     one_more = alpha < 1
     d = b.select(one_more, alpha + 1, alpha) - 1 / 3
     c = 1 / (b.sqrt(d) * 3)
@@ -93,10 +103,11 @@ def _sample_dirichlet(b: Builder, alpha: Value, generator=None) -> Value:
 
 @lowering("_standard_gamma_grad")
 def _standard_gamma_grad(b: Builder, alpha: Value, x: Value) -> Value:
-    """d x / d alpha at a fixed quantile: minus the distribution function's derivative by alpha over the density.
+    """d x / d alpha at a fixed quantile: minus the distribution function's derivative by alpha over
+    the density.
 
-    With the incomplete gamma function's power series this is -x * sum t_n (log x - psi(alpha + n + 1)), t_0 = 1 / alpha,
-    t_(n+1) = t_n x / (alpha + n + 1). Its terms cancel, hence f64.
+    With the incomplete gamma function's power series this is -x * sum t_n (log x - psi(alpha + n +
+    1)), t_0 = 1 / alpha, t_(n+1) = t_n x / (alpha + n + 1). Its terms cancel, hence f64.
     """
     shape, x, alpha = x.shape, b.convert(x, "f64"), b.convert(alpha, "f64")
     if not x.numel:
@@ -117,12 +128,14 @@ def _standard_gamma_grad(b: Builder, alpha: Value, x: Value) -> Value:
     return -x * total
 
 
-# ---- counts ----------------------------------------------------------------------------------------
+# ---- counts --------------------------------------------------------------------------------------
 
 
 @lowering("poisson")
 def _poisson(b: Builder, rate: Value, generator=None) -> Value:
-    """Small rates multiply uniforms until they fall below exp(-rate); large ones by transformed rejection (Hormann)."""
+    """Small rates multiply uniforms until they fall below exp(-rate); large ones by transformed
+    rejection (Hormann).
+    """
     lam = b.convert(rate, _wide(rate))
     large = lam >= 10
     few = _poisson_product(b, b.select(large, 0, lam))

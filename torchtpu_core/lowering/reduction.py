@@ -1,7 +1,7 @@
 """Reductions: sums, products, extrema with and without indices, truth, moments, and norms.
 
-Order statistics (median, mode, kthvalue) are in `order.py`, pairwise distances in `distance.py`, softmax in `softmax.py`.
-Low-precision floats accumulate in f32 and are rounded once.
+Order statistics (median, mode, kthvalue) are in `order.py`, pairwise distances in `distance.py`,
+softmax in `softmax.py`. Low-precision floats accumulate in f32 and are rounded once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.builder import Operand
 
-# ---- helpers, also for the other families ----------------------------------------------------------------------------
+# ---- helpers, also for the other families -------------------------------------------------------
 
 
 def axes(x: Value, dim: int | Sequence[int] | None) -> list[int]:
-    """The dimensions that `dim` names: all of them for None and for an empty list; none of a 0-d value."""
+    """The dimensions that `dim` names: all for None and for an empty list; none of a 0-d value."""
     if x.ndim == 0:
         return []
     dims = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
@@ -38,6 +38,7 @@ def wide(x: Value) -> Value:
 
 
 def sum_of(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+    """Sum in the dtype of `x`."""
     return x.b.reduce_op("add", x, dims, keepdim)
 
 
@@ -48,6 +49,7 @@ def mean_of(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
 
 
 def max_of(x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+    """Maximum; NaN where there is one."""
     return x.b.reduce_op("maximum", x, dims, keepdim)
 
 
@@ -66,7 +68,7 @@ def floating(x: Value) -> Value:
     return x.to(mlir(torch.get_default_dtype()))
 
 
-# ---- sums and products -----------------------------------------------------------------------------------------------
+# ---- sums and products --------------------------------------------------------------------------
 
 
 def _accumulate(x: Value, dtype) -> Value:
@@ -128,7 +130,7 @@ def _trace(b, x):
     return sum_of(b.select(on_diagonal, _accumulate(x, None), 0), [0, 1])
 
 
-# ---- truth -----------------------------------------------------------------------------------------------------------
+# ---- truth --------------------------------------------------------------------------------------
 
 
 def _truth(kind: str):
@@ -147,15 +149,18 @@ for _name, _kind in (("all", "and"), ("any", "or")):
     lowering(f"{_name}.dims")(_lower_dims)
 
 
-# ---- extrema ---------------------------------------------------------------------------------------------------------
+# ---- extrema ------------------------------------------------------------------------------------
 
 
 def extremum(b: Builder, x: Value, dims: Sequence[int], keepdim: bool, largest: bool) -> Value:
+    """Maximum or minimum, NaN where there is one."""
     return b.reduce_op("maximum" if largest else "minimum", x, dims, keepdim)
 
 
-def extremum_index(b: Builder, x: Value, dim: int, keepdim: bool, largest: bool) -> tuple[Value, Value]:  # fmt: skip
-    """(values, i32 indices) along `dim`: the first NaN if there is one, else the first of equal extrema."""
+def extremum_index(
+    b: Builder, x: Value, dim: int, keepdim: bool, largest: bool
+) -> tuple[Value, Value]:
+    """(values, i32 indices) along `dim`: of the first NaN if any, else of the first extremum."""
     if x.ndim == 0:
         return x, b.constant(0, "i32")
     dim = dim % x.ndim
@@ -218,7 +223,7 @@ def _aminmax_positional(b, x, dim=None, keepdim=False):
     return _minmax(b, x, dim, keepdim)
 
 
-# ---- moments ---------------------------------------------------------------------------------------------------------
+# ---- moments ------------------------------------------------------------------------------------
 
 
 def square_abs(x: Value) -> Value:
@@ -229,7 +234,9 @@ def square_abs(x: Value) -> Value:
     return re * re + im * im
 
 
-def moments(x: Value, dims: Sequence[int], correction: Operand = 0, keepdim: bool = False) -> tuple[Value, Value]:  # fmt: skip
+def moments(
+    x: Value, dims: Sequence[int], correction: Operand = 0, keepdim: bool = False
+) -> tuple[Value, Value]:
     """(variance, mean) in two passes, each in the dtype of `x`."""
     b = x.b
     mean = mean_of(x, dims, True)
@@ -285,11 +292,11 @@ def _logsumexp(b, x, dim, keepdim=False):
     return out if keepdim else b.squeeze(out, dims)
 
 
-# ---- norms -----------------------------------------------------------------------------------------------------------
+# ---- norms --------------------------------------------------------------------------------------
 
 
 def vector_norm(x: Value, p: float, dims: Sequence[int], keepdim: bool = False) -> Value:
-    """The p-norm over `dims`, real, for any p including 0 and the infinities. `x` is in its compute dtype."""
+    """The p-norm over `dims`, real, for any p, 0 and infinities too, in the precision of `x`."""
     b = x.b
     if p == 2:
         return b.sqrt(sum_of(square_abs(x), dims, keepdim))
@@ -305,11 +312,17 @@ def vector_norm(x: Value, p: float, dims: Sequence[int], keepdim: bool = False) 
 
 
 def power(x: Value, p: float) -> Value:
+    """x ** p for a constant p."""
     return x * x * x if p == 3 else x.b.power(x, x.b.constant(p, x.dtype, x.shape))
 
 
-@lowering("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", "norm.ScalarOpt_dtype",
-          "norm.ScalarOpt_dim_dtype")  # fmt: skip
+@lowering(
+    "linalg_vector_norm",
+    "norm.ScalarOpt_dim",
+    "norm.Scalar",
+    "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim_dtype",
+)
 def _vector_norm(b, x, ord=2, dim=None, keepdim=False, *, dtype=None):
     x = wide(x if dtype is None else x.to(mlir(dtype)))
     return vector_norm(x, 2.0 if ord is None else float(ord), axes(x, dim), keepdim)

@@ -153,7 +153,7 @@ def _is_operand(arg: Any, value: Any) -> bool:
 
 def conform(b: Builder, op: OpOverload, out: Any, expected: Any) -> Any:
     """Results converted to the dtypes of `expected` (meta tensors in the same structure); a wrong shape is a bug here."""
-    if expected is None or out is None:
+    if expected is None or not isinstance(out, (Value, list, tuple)):
         return out
     if isinstance(out, Value):
         if not isinstance(expected, torch.Tensor):

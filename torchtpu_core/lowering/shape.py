@@ -1,7 +1,9 @@
-"""Ops that move elements without computing: views as values, concatenation, padding, flips, scatters into a slice, triangles.
+"""Ops that move elements without computing: views as values, concatenation, padding, flips,
+scatters into a slice, triangles.
 
-On the device most views never get here (a view is read by the program that uses it, see stablehlo/strided.py); in graphs and
-decompositions they are ordinary nodes. A value has no strides: `as_strided` takes its input as contiguous.
+On the device most views never get here (a view is read by the program that uses it, see
+stablehlo/strided.py); in graphs and decompositions they are ordinary nodes. A value has no strides:
+`as_strided` takes its input as contiguous.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _MAX_PIECES = 32
 
 
 def wrap(dim: int, ndim: int) -> int:
-    """A dimension counted from the end made positive (0-d tensors have one dimension, as in PyTorch)."""
+    """A dimension counted from the end made positive (0-d tensors have one dimension, as in
+    PyTorch).
+    """
     return dim % max(ndim, 1)
 
 
@@ -37,12 +41,12 @@ def slice_bounds(n: int, start: int | None, end: int | None, step: int) -> tuple
     return lo, max(lo, hi), max(0, -(-(hi - lo) // step))
 
 
-# ---- views -----------------------------------------------------------------------------------------
+# ---- views ---------------------------------------------------------------------------------------
 
 
 @lowering(
-    "alias", "alias_copy", "clone", "detach", "detach_copy", "lift", "lift_fresh", "lift_fresh_copy", "contiguous",
-    "prims::view_of", "prims::clone",
+    "alias", "alias_copy", "clone", "detach", "detach_copy", "lift", "lift_fresh",
+    "lift_fresh_copy", "contiguous", "prims::view_of", "prims::clone",
 )  # fmt: skip
 def _identity(b: Builder, x: Value) -> Value:
     return x
@@ -119,7 +123,15 @@ def _broadcast_in_dim(b: Builder, x: Value, shape: Sequence[int], dims: Sequence
     return b.broadcast_in_dim(x, shape, dims)
 
 
-@lowering("squeeze", "squeeze_copy", "squeeze.dim", "squeeze_copy.dim", "squeeze.dims", "squeeze_copy.dims", "prims::squeeze")  # fmt: skip
+@lowering(
+    "squeeze",
+    "squeeze_copy",
+    "squeeze.dim",
+    "squeeze_copy.dim",
+    "squeeze.dims",
+    "squeeze_copy.dims",
+    "prims::squeeze",
+)
 def _squeeze(b: Builder, x: Value, dims: int | Sequence[int] | None = None) -> Value:
     if dims is None:
         dims = range(x.ndim)
@@ -186,16 +198,20 @@ def _unbind(b: Builder, x: Value, dim: int) -> list[Value]:
 
 
 @lowering("as_strided", "as_strided_copy", "prims::as_strided")
-def _as_strided(b: Builder, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Value:  # fmt: skip
+def _as_strided(
+    b: Builder, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> Value:
     return strided.read(b, x, x.dtype, size, stride, offset or 0)
 
 
 @lowering("as_strided_scatter", "prims::as_strided_scatter")
-def _as_strided_scatter(b, x: Value, src: Value, size: Sequence[int], stride: Sequence[int], offset: int | None):  # fmt: skip
+def _as_strided_scatter(
+    b, x: Value, src: Value, size: Sequence[int], stride: Sequence[int], offset: int | None
+):
     return strided.write(b, x, x.dtype, x.shape, src, size, stride, offset or 0)
 
 
-# ---- diagonals and triangles -----------------------------------------------------------------------
+# ---- diagonals and triangles ---------------------------------------------------------------------
 
 
 def _diagonal_walk(rows: int, cols: int, offset: int) -> tuple[int, int]:
@@ -277,7 +293,7 @@ def _triu(b: Builder, x: Value, diagonal: int) -> Value:
     return b.select(_band(b, *x.shape[-2:], diagonal, "GE"), x, 0)
 
 
-# ---- joining and repeating -------------------------------------------------------------------------
+# ---- joining and repeating -----------------------------------------------------------------------
 
 
 def concatenate(b: Builder, tensors: Sequence[Value], dim: int) -> Value:
@@ -356,7 +372,7 @@ def _pixel_unshuffle(b: Builder, x: Value, r: int) -> Value:
     return b.reshape(x, (*lead, c * r**2, h // r, w // r))
 
 
-# ---- into a slice, and back ------------------------------------------------------------------------
+# ---- into a slice, and back ----------------------------------------------------------------------
 
 
 def _embed(b: Builder, x: Value, n: int, dim: int, start: int, step: int = 1) -> Value:
@@ -451,7 +467,7 @@ def _unfold_backward(
 
 
 def _overlap_add(b: Builder, windows: Value, n: int, step: int) -> Value:
-    """[before, count, size, after] summed into [before, n, after], window i starting at i * step."""
+    """[before, count, size, after] summed into [before, n, after]; window i starts at i * step."""
     before, count, size, after = windows.shape
     blocks = -(-size // step)
     if min(blocks, count) > _MAX_PIECES:

@@ -1,4 +1,7 @@
-"""softmax, log_softmax, their gradients, and the masked and safe forms. Computed in f32 for low-precision inputs."""
+"""softmax, log_softmax, their gradients, and the masked and safe forms.
+
+Computed in f32 for low-precision inputs.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ _NEG_INF = float("-inf")
 
 
 def softmax(b: Builder, x: Value, dim: int) -> Value:
+    """Shifted by the maximum; NaN for a row of -inf."""
     dims = axes(x, dim)
     e = b.exp(x - max_of(x, dims, True))
     return e / sum_of(e, dims, True)
 
 
 def log_softmax(b: Builder, x: Value, dim: int) -> Value:
+    """log(softmax(x)) without the loss of the quotient."""
     dims = axes(x, dim)
     shifted = x - max_of(x, dims, True)
     return shifted - b.log(sum_of(b.exp(shifted), dims, True))
@@ -28,6 +33,7 @@ def safe_softmax(b: Builder, x: Value, dim: int) -> Value:
 
 
 def softmax_backward(b: Builder, grad: Value, out: Value, dim: int) -> Value:
+    """The gradient by the input, from that of the result and the result."""
     scaled = grad * out
     return scaled - out * sum_of(scaled, axes(out, dim), True)
 
@@ -59,7 +65,7 @@ def _log_softmax_backward_data(b, grad, out, dim, input_dtype):
 
 
 def _mask_like(b: Builder, mask: Value, x: Value, mask_type: int | None) -> Value:
-    """mask_type 0: (L, L) for all batches and heads; 1: (B, L) for all heads and queries; else the shape of `x`."""
+    """mask_type 0: (L, L), for all batches and heads; 1: (B, L), for all heads and queries."""
     if mask_type == 1 and mask.ndim == 2 and x.ndim == 4:
         return b.broadcast_in_dim(mask, x.shape, (0, 3))
     return b.expand(mask, x.shape)

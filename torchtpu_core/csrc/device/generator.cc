@@ -16,7 +16,6 @@ namespace {
 constexpr int64_t kSeedBytes = sizeof(uint64_t);
 constexpr int64_t kStateBytes = kSeedBytes + sizeof(uint64_t);
 
-
 struct Defaults {
   std::mutex mutex;
   uint64_t seed = c10::default_rng_seed_val;
@@ -28,7 +27,6 @@ Defaults& defaults() {
   static auto* instance = new Defaults;
   return *instance;
 }
-
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <utility>
@@ -10,7 +11,6 @@
 
 namespace torchtpu {
 namespace {
-
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> streams_of_thread{};
@@ -68,6 +68,8 @@ void Event::record(c10::DeviceIndex device) {
   device_ = device;
   sequence_ = queue::last(device);
   if (!timed_) return;
+  static std::atomic<uint64_t> records{0};
+  order_ = records.fetch_add(1, std::memory_order_relaxed);
   time_ = std::make_shared<CompletionTime>();
   queue::on_each_pending(device, [time = time_](pjrt::Event& event) {
     time->expect();
@@ -89,7 +91,10 @@ double Event::since(const Event& start) const {
                     "Both events must be recorded before calculating elapsed time.");
   TORCH_CHECK(query() && start.query(),
               "Both events must be completed before calculating elapsed time.");
-  return static_cast<double>(time_->get() - start.time_->get()) / 1e6;
+  int64_t nanoseconds = time_->get() - start.time_->get();
+  // The plugin calls back in no particular order for work that completes at one moment.
+  if (order_ > start.order_) nanoseconds = std::max<int64_t>(nanoseconds, 0);
+  return static_cast<double>(nanoseconds) / 1e6;
 }
 
 }  // namespace torchtpu

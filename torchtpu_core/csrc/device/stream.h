@@ -59,6 +59,7 @@ class Event {
   const bool timed_;
   c10::DeviceIndex device_ = -1;  // -1: never recorded
   uint64_t sequence_ = 0;
+  uint64_t order_ = 0;  // among all timed records
   std::shared_ptr<CompletionTime> time_;
 };
 

@@ -28,6 +28,7 @@ bool is_whole(const at::Tensor& t, const std::optional<Dims>& order) {
 }
 
 void copy_host_to_device(const at::Tensor& dst, const at::Tensor& src) {
+  if (dst.numel() == 0) return;
   const auto order = physical_order(dst.sizes(), dst.strides());
   if (!is_whole(dst, order)) {
     at::Tensor staged = at::empty(dst.sizes(), dst.options());

@@ -87,6 +87,8 @@ std::optional<Dims> physical_order(c10::IntArrayRef sizes, c10::IntArrayRef stri
   const auto n = static_cast<int64_t>(sizes.size());
   Dims order(n);
   std::iota(order.begin(), order.end(), 0);
+  // Nothing is in memory: any order will do.
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return order;
   // Dims of size 1 keep their place relative to their neighbours.
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     if (sizes[a] == 1 || sizes[b] == 1) return false;

@@ -1,0 +1,254 @@
+"""Scaled dot product attention, forward and backward, and the fused inference layers of nn.Transformer.
+
+Scores and softmax are computed in f32; the probabilities are rounded to the inputs' type for the second product, and the division
+by their sum comes last. A row with every key masked gives zeros.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchtpu_core.lowering.matmul import dot, matmul
+from torchtpu_core.lowering.promotion import opmath
+from torchtpu_core.lowering.registry import lowering
+from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo.builder import Operand
+
+
+def _no_dropout(op: str, p: float) -> None:
+    if p > 0:
+        raise NotImplementedError(f"{op}: dropout_p={p} is not lowered; the math implementation has it")
+
+
+def _scale(q: Value, scale: Operand | None) -> Operand:
+    return scale if scale is not None else 1 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+
+
+def _grouped(b: Builder, q: Value, heads: int) -> Value:
+    """[.., H, L, E] -> [.., heads, H/heads * L, E]: query heads that share a key head lie side by side."""
+    if q.shape[-3] == heads:
+        return q
+    return b.reshape(q, [*q.shape[:-3], heads, q.shape[-3] // heads * q.shape[-2], q.shape[-1]])
+
+
+def _scores(b: Builder, q: Value, k: Value, bias: Value | None, causal: bool, scale: Operand | None) -> Value:
+    """Masked, scaled scores [.., H, L, S]."""
+    shape = [*q.shape[:-1], k.shape[-2]]
+    s = b.reshape(matmul(b, _grouped(b, q, k.shape[-3]), k, adj_y=True), shape)
+    s = s * b.lift(_scale(q, scale), s.dtype)
+    if bias is not None:
+        s = b.select(bias, s, -math.inf) if bias.dtype == "i1" else s + bias.to(s.dtype)
+    if causal:
+        rows, cols = (b.iota("i32", shape[-2:], d) for d in (0, 1))
+        s = b.select(rows >= cols, s, -math.inf)
+    return s
+
+
+def attend(
+    b: Builder, q: Value, k: Value, v: Value, bias: Value | None, causal: bool, scale: Operand | None
+) -> tuple[Value, Value]:
+    """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation type."""
+    s = _scores(b, q, k, bias, causal, scale)
+    last = s.ndim - 1
+    top = b.reduce_op("maximum", s, [last], keepdim=True)
+    top = b.select(top.eq(-math.inf), 0, top)
+    p = b.exp(s - top)
+    total = b.reduce_op("add", p, [last], keepdim=True)
+    out = matmul(b, _grouped(b, p.to(v.dtype), v.shape[-3]), v)
+    out = b.reshape(out, [*q.shape[:-1], v.shape[-1]])
+    out = out / b.select(total.eq(0), 1, total)
+    return out, b.squeeze(top + b.log(total), [last])
+
+
+def attend_backward(
+    b: Builder,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    out: Value,
+    lse: Value,
+    causal: bool,
+    scale: Operand | None,
+) -> tuple[Value, Value, Value, Value]:
+    """Gradients of q, k, v and of the scores."""
+    heads, dtype = k.shape[-3], q.dtype
+    s = _scores(b, q, k, bias, causal, scale)
+    lse = b.unsqueeze(lse.to(s.dtype), lse.ndim)
+    p = b.select(lse.eq(-math.inf), 0, b.exp(s - lse))
+    delta = b.reduce_op("add", grad.to(s.dtype) * out.to(s.dtype), [out.ndim - 1], keepdim=True)
+    dp = b.reshape(matmul(b, _grouped(b, grad, heads), v, adj_y=True), s.shape)
+    ds = p * (dp - delta)
+    p, gs = (_grouped(b, x.to(dtype), heads) for x in (p, ds))
+    dv = matmul(b, p, _grouped(b, grad, heads), adj_x=True)
+    factor = b.lift(_scale(q, scale), s.dtype)
+    dq = b.reshape(matmul(b, gs, k), q.shape) * factor
+    dk = matmul(b, gs, _grouped(b, q, heads), adj_x=True) * factor
+    return dq, dk, dv, ds
+
+
+def _unbroadcast(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
+    """The sum of `x` over the dimensions in which `shape` was broadcast."""
+    lead = x.ndim - len(shape)
+    dims = [i for i in range(x.ndim) if i < lead or shape[i - lead] == 1 and x.shape[i] != 1]
+    return b.reshape(b.reduce_op("add", x, dims), shape)
+
+
+@lowering("_scaled_dot_product_fused_attention_overrideable", runtime=("scale",))
+def _fused(b, q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug_mask=False, *, scale=None):
+    _no_dropout("_scaled_dot_product_fused_attention_overrideable", dropout_p)
+    out, lse = attend(b, q, k, v, bias, is_causal, scale)
+    if q.ndim == 3:
+        lse = b.unsqueeze(lse, 0)
+    zero = b.constant(0, "i64")
+    return out.to(q.dtype), lse, None, None, q.shape[-2], k.shape[-2], zero, zero, None
+
+
+@lowering("_scaled_dot_product_fused_attention_overrideable_backward", runtime=("scale",))
+def _fused_backward(
+    b, grad, q, k, v, bias, mask, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale=None  # fmt: skip
+):
+    _no_dropout("_scaled_dot_product_fused_attention_overrideable_backward", dropout_p)
+    if q.ndim == 3:
+        lse = b.squeeze(lse, [0])
+    *grads, ds = attend_backward(b, grad, q, k, v, bias, out, lse, is_causal, scale)
+    gb = _unbroadcast(b, ds, bias.shape) if bias is not None and bias.dtype != "i1" else None
+    return tuple(g if wanted else None for g, wanted in zip((*grads, gb), mask))
+
+
+@lowering("_scaled_dot_product_flash_attention_for_cpu", runtime=("scale",))
+def _flash(b, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    _no_dropout("_scaled_dot_product_flash_attention_for_cpu", dropout_p)
+    out, lse = attend(b, q, k, v, attn_mask, is_causal, scale)
+    return out.to(q.dtype), lse
+
+
+@lowering("_scaled_dot_product_flash_attention_for_cpu_backward", runtime=("scale",))
+def _flash_backward(
+    b, grad, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None
+):
+    _no_dropout("_scaled_dot_product_flash_attention_for_cpu_backward", dropout_p)
+    return attend_backward(b, grad, q, k, v, attn_mask, out, lse, is_causal, scale)[:3]
+
+
+# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer in inference ---------------------------------
+
+
+def _affine(b: Builder, x: Value, w: Value, bias: Value | None) -> Value:
+    """`x @ w.T + bias`, rounded to x's type."""
+    out = dot(b, x, w, ((-1,), (-1,)))
+    return (out if bias is None else out + bias.to(out.dtype)).to(x.dtype)
+
+
+def _heads(b: Builder, x: Value, n: int) -> Value:
+    """[B, L, H * E] -> [B, H, L, E]."""
+    return b.transpose(b.reshape(x, [*x.shape[:2], n, x.shape[2] // n]), [0, 2, 1, 3])
+
+
+@lowering("_transform_bias_rescale_qkv")
+def _transform_bias_rescale_qkv(b, qkv, bias, num_heads):
+    x = qkv.to(opmath(qkv.dtype)) + bias.to(opmath(qkv.dtype))
+    e = x.shape[2] // 3
+    q, k, v = (_heads(b, b.slice_dim(x, 2, i * e, (i + 1) * e), num_heads) for i in range(3))
+    return tuple(t.to(qkv.dtype) for t in (q * (1 / math.sqrt(e // num_heads)), k, v))
+
+
+def _masked_probabilities(b: Builder, s: Value, mask: Value | None, kind: int | None) -> Value:
+    """softmax with True in `mask` meaning "not seen"; kind 0: [L, S], 1: [B, S], 2: as the scores [B, H, L, S]."""
+    if mask is not None:
+        mask = mask.to("i1")
+        if kind == 1:
+            mask = b.reshape(mask, [mask.shape[0], 1, 1, mask.shape[1]])
+        s = b.select(b.expand(mask, s.shape), -math.inf, s)
+    p = b.exp(s - b.reduce_op("maximum", s, [3], keepdim=True))
+    return p / b.reduce_op("add", p, [3], keepdim=True)
+
+
+@lowering("_native_multi_head_attention")
+def _native_multi_head_attention(
+    b,
+    query,
+    key,
+    value,
+    embed_dim,
+    num_head,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    mask=None,
+    need_weights=True,
+    average_attn_weights=True,
+    mask_type=None,
+):
+    if query.numel == 0:
+        return query, b.constant(0, query.dtype, [0])
+    e, parts = embed_dim, []
+    for i, x in enumerate((query, key, value)):
+        w, c = (b.slice_dim(t, 0, i * e, (i + 1) * e) for t in (qkv_weight, qkv_bias))
+        parts.append(_heads(b, _affine(b, x, w, c), num_head))
+    q, k, v = parts
+    s = matmul(b, q, k, adj_y=True) * (1 / math.sqrt(e // num_head))
+    p = _masked_probabilities(b, s, mask, mask_type)
+    context = b.transpose(matmul(b, p.to(v.dtype), v), [0, 2, 1, 3])
+    context = b.reshape(context, [*query.shape[:2], e]).to(query.dtype)
+    out = _affine(b, context, proj_weight, proj_bias)
+    if not need_weights:
+        return out, None
+    if average_attn_weights:
+        p = b.reduce_op("add", p, [1]) / num_head
+    return out, p.to(query.dtype)
+
+
+@lowering("_transformer_encoder_layer_fwd")
+def _transformer_encoder_layer(
+    b,
+    src,
+    embed_dim,
+    num_heads,
+    qkv_weight,
+    qkv_bias,
+    proj_weight,
+    proj_bias,
+    use_gelu,
+    norm_first,
+    eps,
+    norm_weight_1,
+    norm_bias_1,
+    norm_weight_2,
+    norm_bias_2,
+    ffn_weight_1,
+    ffn_bias_1,
+    ffn_weight_2,
+    ffn_bias_2,
+    mask=None,
+    mask_type=None,
+):
+    from torchtpu_core.lowering.graph import lower_op
+
+    aten = torch.ops.aten
+
+    def norm(x: Value, w: Value, c: Value) -> Value:
+        args = (x, [embed_dim], w, c, eps)
+        return lower_op(b, aten.native_layer_norm.default, args, {})[0].to(x.dtype)
+
+    def attention(x: Value) -> Value:
+        return _native_multi_head_attention(
+            b, x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
+            True, mask_type,
+        )[0]  # fmt: skip
+
+    def feed_forward(x: Value) -> Value:
+        h = _affine(b, x, ffn_weight_1, ffn_bias_1)
+        act = aten.gelu.default if use_gelu else aten.relu.default
+        return _affine(b, lower_op(b, act, (h,), {}).to(x.dtype), ffn_weight_2, ffn_bias_2)
+
+    x = src
+    if norm_first:
+        x = x + attention(norm(x, norm_weight_1, norm_bias_1))
+        return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(x + attention(x), norm_weight_1, norm_bias_1)
+    return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)
