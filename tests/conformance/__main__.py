@@ -129,6 +129,7 @@ def _run(
         TextColumn("{task.fields[counts]}"),
         TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     )
     with progress:
         task = progress.add_task("", total=len(items), op="starting", counts="")
@@ -138,6 +139,9 @@ def _run(
             counts[result.status if result.status in counts else "bad"] += 1
             text = f"{counts['pass']} pass, {counts['bad']} do not, {counts['skip']} skipped"
             progress.update(task, advance=1, op=item.name, counts=text)
+            done = sum(counts.values())
+            if not console.is_terminal and done * 20 // len(items) > (done - 1) * 20 // len(items):
+                console.print(f"{done}/{len(items)} {text}", markup=False, highlight=False)
 
         run_items(
             items,

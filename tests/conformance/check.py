@@ -12,7 +12,8 @@ import os
 import re
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -61,8 +62,11 @@ class Mismatch(Exception):
         self.found = found
 
 
-def run(item: Item, device: str) -> Result:
-    """Run one item and say how it went; stops at the first sample that fails."""
+def run(item: Item, device: str, on_sample: Callable[[Sample], None] | None = None) -> Result:
+    """Run one item and say how it went; stops at the first sample that fails.
+
+    `on_sample` hears of each sample before it runs, so that a crash can be told of.
+    """
     op = operators()[item.op]
     dtype = dtype_named(item.dtype)
     with warnings.catch_warnings():
@@ -74,6 +78,8 @@ def run(item: Item, device: str) -> Result:
         check = _Check(op, device)
         done, skipped = 0, ""
         for sample in samples:
+            if on_sample is not None:
+                on_sample(sample)
             try:
                 _VARIANTS[item.variant](check, sample)
                 done += 1
@@ -100,6 +106,15 @@ class _Check:
         self.values = op.full_name not in rules.UNINITIALISED and device != "meta"
         self.random = op.full_name in rules.RANDOM
         self.strides = 0
+
+    def to_device(self, sample: Sample) -> Sample:
+        """The sample on the device under test, less what the operator wants on the CPU."""
+        moved = sample.moved(Transfer(self.device))
+        at = rules.ON_CPU.get(self.op.full_name)
+        if at is None or at >= len(sample.args):
+            return moved
+        kept = Transfer("cpu")(sample.args[at])
+        return moved._replace(args=(*moved.args[:at], kept, *moved.args[at + 1 :]))
 
     def reference(self, call: Callable[[Sample], Any], sample: Sample, seed: int = _SEED) -> Any:
         """The CPU's result; whatever it raises means that there is none."""
@@ -148,7 +163,8 @@ class _Check:
         canonical = rules.CANONICAL.get(self.op.full_name)
         if canonical is not None and self._same_canonical(canonical, expected, actual, sample):
             return True
-        other = self.reference(call, sample.moved(Transfer("cpu")), _OTHER_SEED)
+        with _other_seeds():
+            other = self.reference(call, sample.moved(Transfer("cpu")), _OTHER_SEED)
         if difference(expected, other, lambda _: EXACT) is None:
             return False
         self._compare_random(expected, actual, call, sample)
@@ -204,7 +220,7 @@ class _Check:
         self, expected: Any, actual: Any, call: Callable[[Sample], Any], sample: Sample
     ) -> None:
         _raise(difference(expected, actual, values=False))
-        again = self.actual(call, sample.moved(Transfer(self.device)))
+        again = self.actual(call, self.to_device(sample))
         found = difference(_on_cpu(actual), again, lambda _: EXACT)
         if found is not None:
             raise Mismatch(Difference("random: not reproducible from the seed", found.detail))
@@ -213,12 +229,23 @@ class _Check:
                 raise Mismatch(Difference("random: another distribution", describe(e)))
 
 
+@contextmanager
+def _other_seeds() -> Iterator[None]:
+    """The functional call: the result, its aliases, and inputs left (or changed) as on the CPU."""
+    seed = torch.manual_seed
+    torch.manual_seed = lambda value: seed(value + _OTHER_SEED)
+    try:
+        yield
+    finally:
+        torch.manual_seed = seed
+
+
 def _forward(check: _Check, sample: Sample) -> None:
     """The functional call: result, aliasing with the inputs, and inputs left (or changed) as on the
     CPU.
     """
     call = _caller(check.op)
-    on_cpu, on_device = sample.moved(Transfer("cpu")), sample.moved(Transfer(check.device))
+    on_cpu, on_device = sample.moved(Transfer("cpu")), check.to_device(sample)
     expected = check.reference(call, on_cpu)
     actual = check.actual(call, on_device)
     check.compare(expected, actual, call, sample)
@@ -240,7 +267,7 @@ def _inplace(check: _Check, sample: Sample) -> None:
     def call(s: Sample) -> Any:
         return method(*s.args, **s.kwargs)
 
-    on_cpu, on_device = sample.moved(Transfer("cpu")), sample.moved(Transfer(check.device))
+    on_cpu, on_device = sample.moved(Transfer("cpu")), check.to_device(sample)
     expected = check.reference(call, on_cpu)
     actual = check.actual(call, on_device)
     check.compare(expected, actual, call, sample)
@@ -283,7 +310,7 @@ def _out_once(
         return check.op(*args, **s.kwargs, out=out[0] if single else out)
 
     sample = sample._replace(args=(*sample.args, outs))
-    on_cpu, on_device = sample.moved(Transfer("cpu")), sample.moved(Transfer(check.device))
+    on_cpu, on_device = sample.moved(Transfer("cpu")), check.to_device(sample)
     places = [(t.data_ptr(), t.stride()) for t in on_device.args[-1]]
     expected = check.reference(call, on_cpu)
     actual = check.actual(call, on_device)
@@ -321,7 +348,7 @@ def _backward(check: _Check, sample: Sample) -> None:
         cotangents = [_cotangent(t, i) for i, t in enumerate(differentiable)]
         return list(torch.autograd.grad(differentiable, inputs, cotangents, allow_unused=True))
 
-    on_cpu, on_device = sample.moved(Transfer("cpu")), sample.moved(Transfer(check.device))
+    on_cpu, on_device = sample.moved(Transfer("cpu")), check.to_device(sample)
     expected = check.reference(call, on_cpu)
     actual = check.actual(call, on_device)
     check.compare(expected, actual, call, sample)
@@ -417,6 +444,7 @@ def _like(precise: Any, expected: Any) -> Any:
 
 
 _OP = re.compile(r"\b[a-z_]\w*::\w+(?:\.\w+)?|\b(?:aten|prims|torchvision)\.\w+(?:\.\w+)?")
+_NO_DTYPE = re.compile(r"\bdtype \w+")
 _SPECIFIC = (
     (re.compile(r"0x[0-9a-f]+"), "0x.."),
     (re.compile(r"(?:[a-z]+\d*)?\[[-\d, x]*\]"), "[..]"),
@@ -431,9 +459,13 @@ def _raised(error: Exception, sample: Sample) -> Result:
     line = _first_line(error)
     detail = f"{line} for ({sample.describe()})"
     named = _OP.search(str(error))
-    if isinstance(error, NotImplementedError) and named:
-        name = named.group().replace("aten.", "aten::", 1)
-        return Result("unsupported", name, f"({sample.describe()})")
+    if isinstance(error, NotImplementedError):
+        if named:
+            name = named.group().replace("aten.", "aten::", 1)
+            return Result("unsupported", name, f"({sample.describe()})")
+        dtype = _NO_DTYPE.search(str(error))
+        if dtype:
+            return Result("unsupported", dtype.group(), f"({sample.describe()})")
     cause = line
     for pattern, general in _SPECIFIC:
         cause = pattern.sub(general, cause)

@@ -24,7 +24,10 @@ from typing import Any
 
 from tests.conformance.check import Result
 from tests.conformance.items import Item
+from tests.conformance.samples import Sample
 
+# Precedes, in a worker's output, the sample that it runs next.
+_SAMPLE = "\x1esample "
 # A worker is replaced after this many items, so that what its caches hold stays small.
 _ITEMS_PER_WORKER = 600
 # A worker's first item includes its start: importing torch, making the device's client.
@@ -130,10 +133,10 @@ class _Worker:
                     self._deadline = time.monotonic() + self._timeout
         except (EOFError, OSError):
             self._process.join(10)
-            return self._lost(record, Result("crash", self._how_it_died(), self._last_words()))
+            return self._lost(record, Result("crash", self._how_it_died(), self._last_sample()))
         if self._pending and time.monotonic() > self._deadline:
             cause = f"no end within {self._timeout:g} s"
-            return self._lost(record, Result("timeout", cause, self._last_words()))
+            return self._lost(record, Result("timeout", cause, self._last_sample()))
         return []
 
     def _lost(self, record: Listener, result: Result) -> list[Item]:
@@ -159,9 +162,15 @@ class _Worker:
         words = self._last_words()
         return f"{how}: {words[:100]}" if words else how
 
+    def _last_sample(self) -> str:
+        """The sample that the worker was at."""
+        text = self._log.read_text(errors="replace")
+        sample = text.rpartition(_SAMPLE)[2].partition("\n")[0] if _SAMPLE in text else "..."
+        return f"({sample})"
+
     def _last_words(self) -> str:
         """The line of the worker's output that says most about its end."""
-        text = self._log.read_text(errors="replace")[-20000:]
+        text = self._log.read_text(errors="replace").rpartition(_SAMPLE)[2]
         for pattern in _TELLING:
             found = pattern.findall(text)
             if found:
@@ -186,6 +195,9 @@ def _serve(pipe: connection.Connection, device: str, log: str) -> None:
 
     from tests.conformance import check, preload
 
+    def note(sample: Sample) -> None:
+        os.write(output, f"{_SAMPLE}{sample.describe()}\n".encode())
+
     pipe.send(preload.describe(device))
     while True:
         try:
@@ -193,6 +205,6 @@ def _serve(pipe: connection.Connection, device: str, log: str) -> None:
         except (EOFError, OSError):
             break
         for item in task:
-            pipe.send(check.run(item, device))
+            pipe.send(check.run(item, device, note))
     # Skips interpreter shutdown: a device that fails there has already given its results.
     os._exit(0)

@@ -55,6 +55,9 @@ RANDOM = frozenset(
     )
 )
 
+# Positional arguments that stay on the CPU, as on cuda.
+ON_CPU = {"tensor_split": 1}
+
 # Suites of PyTorch's own device-generic tests whose tolerances hold for eager execution on any
 # device.
 _SUITES = (

@@ -7,8 +7,11 @@ from tests.lowering.harness import check
 
 aten = torch.ops.aten
 
-UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round
-    rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero""".split()
+UNARY = [
+    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1",
+    "floor", "frac", "lgamma", "log", "log10", "log1p", "log2", "neg", "reciprocal", "round",
+    "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zero",
+]  # fmt: skip
 
 
 def tensors(dtype=torch.float32, seed=0):
@@ -81,7 +84,8 @@ def test_copy_casts():
     check(aten._foreach_copy.default, tensors(torch.bfloat16), tensors(torch.float32, seed=1))
 
 
-# ---- optimizers -----------------------------------------------------------------------------------
+# ---- optimizers
+# -----------------------------------------------------------------------------------
 
 
 def state(n, dtype=torch.float32):
@@ -137,8 +141,9 @@ def test_adam_low_precision_and_tensor_lr():
 def test_sgd(momentum, nesterov, first):
     p, g, buf = state(3)
     check(
-        aten._fused_sgd.default, p, g, buf if momentum else [], weight_decay=0.1, momentum=momentum, lr=0.05,
-        dampening=0.0 if nesterov else 0.2, nesterov=nesterov and momentum > 0, maximize=False, is_first_step=first,
+        aten._fused_sgd.default, p, g, buf if momentum else [], weight_decay=0.1, momentum=momentum,
+        lr=0.05, dampening=0.0 if nesterov else 0.2, nesterov=nesterov and momentum > 0,
+        maximize=False, is_first_step=first,
     )  # fmt: skip
 
 

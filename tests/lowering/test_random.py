@@ -19,10 +19,8 @@ aten = torch.ops.aten
 N = 20_000
 
 
-def draw(
-    op, *args, seed: int = 7, offset: int = 0, runtime: dict[int, float] | None = None, **kwargs
-):
-    """The result(s) of a random op's lowering. `runtime`: positional numbers passed as 0-d inputs."""
+def draw(op, *args, seed: int = 7, offset: int = 0, runtime: set[int] | None = None, **kwargs):
+    """The results of a random op's lowering; `runtime`: positions passed as 0-d inputs."""
     if runtime:
         return _draw_runtime(op, args, runtime)
     text, inputs, metas, spec = harness.build(op, args, kwargs)

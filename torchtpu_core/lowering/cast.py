@@ -12,7 +12,7 @@ _NARROW = frozenset(("i8", "ui8", "i16", "ui16"))
 
 
 def cast(b: Builder, x: Value, dtype: str) -> Value:
-    """`x` as `dtype`. A float beyond a narrow integer's range wraps, as on CPU, where `convert` would saturate."""
+    """`x` as `dtype`. A float beyond a narrow integer's range wraps, as on CPU, not saturates."""
     if x.dtype in T.COMPLEX and dtype not in T.COMPLEX and dtype != "i1":
         x = b.real(x)
     if x.dtype in T.FLOATS and dtype in _NARROW:

@@ -1,4 +1,4 @@
-"""The `_foreach_*` operators: the per-tensor operator applied along the lists, all in one program."""
+"""The `_foreach_*` operators: the per-tensor operator along the lists, all in one program."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _each(base: str) -> Callable[..., list[Value]]:
     return lambda b, *columns: _map(b, op, *columns)
 
 
-_UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal
-    round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero clone copy"""
+_UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
+    log2 neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero clone copy"""
 for _name in _UNARY.split():
     lowering(f"_foreach_{_name}")(_each(_name))
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from torchtpu_core.lowering import decompose, registry
 from torchtpu_core.stablehlo import Builder, Value
@@ -50,7 +49,15 @@ def lower_graph(b: Builder, gm: torch.fx.GraphModule, inputs: Sequence[Value]) -
 
 
 def _read(env: dict[torch.fx.Node, Any], x: Any) -> Any:
-    return pytree.tree_map_only(torch.fx.Node, lambda n: env[n], x)
+    # FX's immutable lists and dicts become plain ones: decompositions may edit what they are given.
+    if isinstance(x, torch.fx.Node):
+        return env[x]
+    if isinstance(x, (list, tuple)):
+        items = [_read(env, v) for v in x]
+        return tuple(items) if isinstance(x, tuple) else items
+    if isinstance(x, dict):
+        return {k: _read(env, v) for k, v in x.items()}
+    return x
 
 
 def _expected(node: torch.fx.Node) -> Any:

@@ -1,20 +1,34 @@
 """Operators that run by a round trip over the host, with the reason.
 
 The dispatcher copies the arguments to the CPU, runs the CPU kernel and copies the results back; the transfers are counted. A
-lowering of the same operator takes precedence over this table.
+lowering of the same operator takes precedence over this table, so an entry may stay until its operator is lowered.
 """
 
 _SHAPE = "the shape of the result depends on the data"
+_ASSERT = "the host raises the error, so it has to see the value"
+_EDGES = "rare; the CPU kernel also computes the edges"
+_FACTORIZE = "XLA has no portable operator for this factorization"
+
+_OPERATORS: dict[str, str] = {
+    _SHAPE: """
+        nonzero masked_select _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount
+        repeat_interleave.Tensor
+    """,
+    _ASSERT: "_assert_async _assert_async.msg _functional_assert_async.msg",
+    _EDGES: """
+        histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_bin_cts
+        _histogramdd_from_bin_tensors
+    """,
+    _FACTORIZE: """
+        linalg_eig _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve
+        linalg_ldl_factor_ex linalg_ldl_solve linalg_qr geqrf ormqr linalg_householder_product _linalg_det
+        _linalg_slogdet _linalg_solve_ex linalg_inv_ex lu_unpack linalg_matrix_exp
+    """,
+}
 
 #: canonical operator name -> why it is not a program
 REASONS: dict[str, str] = {
-    "aten::nonzero.default": _SHAPE,
-    "aten::masked_select.default": _SHAPE,
-    "aten::_unique.default": _SHAPE,
-    "aten::_unique2.default": _SHAPE,
-    "aten::unique_dim.default": _SHAPE,
-    "aten::unique_consecutive.default": _SHAPE,
-    "aten::unique_dim_consecutive.default": _SHAPE,
-    "aten::bincount.default": _SHAPE,
-    "aten::repeat_interleave.Tensor": _SHAPE,
+    f"aten::{name if '.' in name else name + '.default'}": reason
+    for reason, names in _OPERATORS.items()
+    for name in names.split()
 }

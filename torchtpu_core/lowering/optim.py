@@ -1,6 +1,7 @@
 """Fused optimizer steps and gradient scaling: one program updates every parameter of a list.
 
-Decay rates of averages are compile-time numbers, so that bias corrections are exact; learning rates, weight decay and eps are
+Decay rates of averages are compile-time numbers, so that bias corrections are exact; learning
+rates, weight decay and eps are
 run-time inputs.
 """
 
@@ -30,8 +31,8 @@ def _steps(
 ) -> list[list[Value]]:
     """Updates each row (parameter, gradient, state..) of `columns`.
 
-    `update(p, g, *state)`, with one value of `extra` appended, gives the new (p, *state), all in the opmath type. Gradients
-    are returned unscaled. Nothing changes when `found_inf` is set.
+    `update(p, g, *state)`, with one value of `extra` appended, gives the new (p, *state), all in
+    the opmath type. Gradients are returned unscaled. Nothing changes when `found_inf` is set.
     """
     out: list[list[Value]] = [[] for _ in columns]
     skip = None if found_inf is None else b.reshape(found_inf, ()).ne(0)
@@ -90,7 +91,8 @@ lowering("_fused_adamw", "_fused_adamw.tensor_lr", runtime=_RUNTIME)(_adam(decou
 )
 def _sgd(
     b, params, grads, momentum_buffers,
-    *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale, found_inf,
+    *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step, grad_scale,
+    found_inf,
 ):  # fmt: skip
     def update(p, g, *buffers):
         rate, decay, mu, damp = (

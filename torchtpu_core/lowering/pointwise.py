@@ -1,6 +1,7 @@
 """Elementwise arithmetic, elementary functions, comparisons, logic and bits.
 
-Activations are in pointwise_nn.py, special functions in pointwise_special.py, casts and fills in cast.py.
+Activations are in pointwise_nn.py, special functions in pointwise_special.py, casts and fills in
+cast.py.
 """
 
 from __future__ import annotations
@@ -346,7 +347,7 @@ def _pow_scalar(b, x, exponent):
         return like(b, 1, x)
     simple = _POWERS.get(exponent)
     whole = isinstance(exponent, int) and exponent > 0
-    if simple is None or x.dtype not in T.FLOATS and not (whole or x.dtype in T.COMPLEX):
+    if simple is None or (x.dtype not in T.FLOATS and not (whole or x.dtype in T.COMPLEX)):
         return _power(b, x, y)
     return simple(b, x)
 
@@ -507,7 +508,8 @@ for _name in ("and", "or", "xor"):
     )(lambda b, x, y, _op=_name: b.binary(_op, x, y))
 
 
-# A shift count that is negative or not below the width gives 0, or the sign: XLA's rule too, as it reads counts unsigned.
+# A shift count that is negative or not below the width gives 0, or the sign: XLA's rule too, as
+# it reads counts unsigned.
 @lowering(
     *(f"bitwise_left_shift.{o}" for o in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")),
     *(f"__lshift__.{o}" for o in ("Tensor", "Scalar")),

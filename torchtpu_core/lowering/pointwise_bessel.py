@@ -1,6 +1,7 @@
 """Bessel, Airy and scaled error functions by Chebyshev series.
 
-The series are not tables: each is interpolated, when a program first needs it, from an integral or power series that NumPy evaluates
+The series are not tables: each is interpolated, when a program first needs it, from an integral or
+power series that NumPy evaluates
 to double precision. Two integrals give them all: the trapezoid rule over a period for I and J, and
 
     hankel(v, z) = 1/Gamma(v + 1/2) * integral of exp(-u) u^(v-1/2) (1 + u/2z)^(v-1/2) over u > 0,
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -32,7 +33,7 @@ Evaluator = Callable[[np.ndarray], np.ndarray]
 
 
 def _series(b: Builder, f: Evaluator, degree: int, t: Value) -> Value:
-    """The interpolant of `f` on [-1, 1] at `t`, as precise as the dtype of `t` is (Clenshaw's recurrence)."""
+    """The interpolant of `f` on [-1, 1] at `t`, to the precision of its dtype, by Clenshaw."""
     coefs = _coefficients(f, degree, 1e-9 if t.dtype == "f32" else 1e-18)
     double = t + t
     p, q = like(b, coefs[-1], t), like(b, 0, t)
@@ -41,7 +42,7 @@ def _series(b: Builder, f: Evaluator, degree: int, t: Value) -> Value:
     return t * p - q + coefs[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _coefficients(f: Evaluator, degree: int, keep: float) -> tuple[float, ...]:
     coefs = np.polynomial.chebyshev.chebinterpolate(f, degree)
     last = np.flatnonzero(np.abs(coefs) > keep * np.abs(coefs).max())[-1]
@@ -59,7 +60,8 @@ def _polynomial(b: Builder, coefs: list[float], y: Value) -> Value:
 
 
 def _hankel(v: float, z: np.ndarray) -> np.ndarray:
-    # u = s^m makes the integrand an even analytic function of s, which the trapezoid rule integrates exactly
+    # u = s^m makes the integrand an even analytic function of s, which the trapezoid rule
+    # integrates exactly
     m = 6 if v == 1 / 3 else 2
     s, step = np.linspace(0, 40 ** (1 / m), 2000, retstep=True)
     weight = np.where(s == 0, 0.5, 1.0) * s ** round(m * (v + 0.5) - 1) * np.exp(-(s**m))
@@ -67,7 +69,7 @@ def _hankel(v: float, z: np.ndarray) -> np.ndarray:
     return values.sum(-1) * step * m / math.gamma(v + 0.5)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_i_near(n: int) -> Evaluator:
     """exp(-x) I_n(x) / x^n for x = 4 (t + 1)."""
 
@@ -79,7 +81,7 @@ def _bessel_i_near(n: int) -> Evaluator:
     return f
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_i_far(n: int) -> Evaluator:
     """sqrt(x) exp(-x) I_n(x) for x = 16 / (t + 1)."""
 
@@ -91,7 +93,7 @@ def _bessel_i_far(n: int) -> Evaluator:
     return f
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_j_near(n: int) -> Evaluator:
     """J_n(x) / x^n for x^2 = 32 (t + 1)."""
 
@@ -103,9 +105,9 @@ def _bessel_j_near(n: int) -> Evaluator:
     return f
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_y_near(n: int) -> Evaluator:
-    """The regular part of Y_n(x) / x^n (without the terms in log(x) and 1/x) for x^2 = 32 (t + 1)."""
+    """Y_n(x) / x^n without its terms in log(x) and 1/x, for x^2 = 32 (t + 1)."""
 
     def f(t):
         y = 8 * (t + 1)
@@ -118,7 +120,7 @@ def _bessel_y_near(n: int) -> Evaluator:
     return f
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_y_far(n: int, imaginary: bool) -> Evaluator:
     """The modulating factors P and Q x of J_n and Y_n for x^2 = 128 / (t + 1)."""
 
@@ -130,7 +132,7 @@ def _bessel_y_far(n: int, imaginary: bool) -> Evaluator:
     return f
 
 
-@lru_cache(maxsize=None)
+@cache
 def _bessel_k_far(n: int) -> Evaluator:
     """sqrt(x) exp(x) K_n(x) for x = 4 / (t + 1)."""
     return lambda t: math.sqrt(math.pi / 2) * _hankel(n, 4 / (t + 1)).real
@@ -308,8 +310,7 @@ def _airy_ai(b, x):
         - b.unary("cosine", turned) * _series(b, _airy_sin, 40, t) / phase
     )
     out = b.select(x > 3, decay, b.select(x < -3, wave, near))
-    out = b.select(x.eq(math.inf), 0, out)
-    return b.select(x.eq(-math.inf), math.nan, out)
+    return b.select(is_inf(b, x), math.nan, out)
 
 
 # ---- exp(x^2) erfc(x) ---------------------------------------------------------------------------

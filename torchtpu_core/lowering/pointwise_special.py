@@ -1,4 +1,7 @@
-"""Special functions: gamma, logit, the normal distribution, orthogonal polynomials. Bessel functions are in pointwise_bessel.py."""
+"""Special functions: gamma, logit, the normal distribution, orthogonal polynomials.
+
+Bessel functions are in pointwise_bessel.py.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def _trigamma(b: Builder, x: Value) -> Value:
 
 
 def _incomplete_gamma(upper: bool) -> Callable[[Builder, Value, Value], Value]:
-    """P(a, x) by its power series for x <= a + 1; Q(a, x) by its continued fraction beyond; each is 1 - the other."""
+    """P(a, x) by its power series for x <= a + 1, else Q(a, x) = 1 - P(a, x) by its fraction."""
 
     def body(b, a, x):
         plain = (a > 0) & (x > 0) & is_finite(b, a) & is_finite(b, x)
@@ -178,7 +181,7 @@ def _log_ndtr(b, x):
 
 @lowering("special_ndtri", promote=FLOAT)
 def _ndtri(b, p):
-    """Newton's method on the logarithm of the upper tail, from a first guess that is good to some per cent."""
+    """Newton's method on the logarithm of the upper tail, from a guess good to some per cent."""
     q = b.minimum(p, 1 - p)
     tiny = 1e-3
     log_q = b.log(b.select(q <= 0, 0.5, q))

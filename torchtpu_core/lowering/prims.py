@@ -1,4 +1,7 @@
-"""The elementwise primitives that PyTorch's references end in: each is an ATen operator on operands of one dtype and shape."""
+"""The elementwise primitives that PyTorch's references end in.
+
+Each is an ATen operator on operands of one dtype and shape.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from torchtpu_core.lowering.promotion import FLOAT
 from torchtpu_core.lowering.registry import canonical, lowering, rules
 from torchtpu_core.stablehlo import Builder
 
-_SAME_NAME = """abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma erf erfc exp
-    exp2 expm1 floor fmax fmin gcd hypot igamma igammac imag isfinite lgamma log log10 log1p log2 maximum minimum neg nextafter real
-    reciprocal round rsqrt sign signbit sin sinh sqrt tan tanh trunc"""
+_SAME_NAME = """
+    abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma
+    erf erfc exp exp2 expm1 floor fmax fmin gcd hypot igamma igammac imag isfinite lgamma log
+    log10 log1p log2 maximum minimum neg nextafter real reciprocal round rsqrt sign signbit sin
+    sinh sqrt tan tanh trunc
+"""
 _TENSOR_OVERLOAD = "bitwise_and bitwise_or bitwise_xor eq ge gt le lt ne fmod mul remainder frexp"
 _RENAMED = {
     "bessel_i0": "i0",

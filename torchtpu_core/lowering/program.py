@@ -6,6 +6,7 @@ dispatcher feeds it and wraps its results.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from torchtpu_core import config
 from torchtpu_core.lowering import decompose, graph, host, registry, variants
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.random_bits import random_blocks, random_input
@@ -174,7 +176,18 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
         else:
             f_args.append(x)
     out = graph.lower_op(b, variant.functional, f_args, f_kwargs, expected)
-    return _finish(op, variant, args, metas, b, module, inputs, bases, out, expected)
+    plan = _finish(op, variant, args, metas, b, module, inputs, bases, out, expected)
+    if "programs" in config.get("TORCHTPU_LOG"):
+        _log(op, args, plan)
+    return plan
+
+
+def _log(op: OpOverload, args: Sequence[Any], plan: Plan) -> None:
+    """One aligned line for a program that was built: operator, arguments, results, size."""
+    shown = " ".join(f"{mlir(t.dtype)}{list(t.sizes)}" for t in _specs(list(args)))
+    results = " ".join(f"{mlir(o[0])}{list(o[1])}" for o in plan.outputs)
+    ops = plan.text.count(" = ")
+    print(f"torchtpu program {op.name():<40} {ops:>5} ops  {shown} -> {results}", file=sys.stderr)
 
 
 def _argument(variant: variants.Variant, args: Sequence[Any], i: int) -> Any:

@@ -80,7 +80,9 @@ def covers(
     strides: Sequence[int],
     offset: int,
 ) -> bool:
-    """Whether the view is the whole base, each byte once: a write through it needs nothing of the old one."""
+    """Whether the view is the whole base, each byte once: a write through it needs nothing of the
+    old one.
+    """
     return (
         offset == 0
         and math.prod(base_dims) * base_itemsize == math.prod(sizes) * itemsize

@@ -172,11 +172,18 @@ void read_plan(py::handle plan, Program& program) {
   program.random_blocks = plan.attr("random_blocks").cast<uint64_t>();
 }
 
+pjrt::CompileOptions compile_options(const pjrt::Client& client) {
+  pjrt::CompileOptions options;
+  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's, keep it.
+  if (client.platform_name() == "cpu") options.overrides["xla_cpu_enable_fast_min_max"] = false;
+  return options;
+}
+
 // From the persistent cache, else compiled (and then cached). Called with the GIL, which is released
 // around the plugin's work.
 std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
   pjrt::Client& client = runtime().client();
-  const pjrt::CompileOptions options;
+  const pjrt::CompileOptions options = compile_options(client);
   py::object cache = py::module_::import("torchtpu_core.cache").attr("default_cache")();
   py::object key = cache.attr("key")(client.fingerprint(), py::bytes(options.serialize()), text);
   py::object found = cache.attr("get")(key);
