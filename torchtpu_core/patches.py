@@ -2,6 +2,9 @@
 
 torch._tensor_str._tensor_str (2.13): formatting a tensor takes dozens of small ops on it, and only a fixed list of device types
     is copied to the host first. Without this, printing one tensor would compile about thirty programs.
+torch._TorchCompileInductorWrapper.__init__, .__call__ (2.13): what `torch.compile` makes when no backend is named. PyTorch's
+    default backend is one for all devices; with this, a graph with tensors on the device gets the backend `tpu`, and any
+    other graph Inductor, as before.
 """
 
 from __future__ import annotations
@@ -24,3 +27,26 @@ def apply() -> None:
         return original(self, indent)
 
     module._tensor_str = _tensor_str
+    _apply_to_compile()
+
+
+def _apply_to_compile() -> None:
+    import torch
+
+    wrapper = torch._TorchCompileInductorWrapper
+    init, call = wrapper.__init__, wrapper.__call__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        from torchtpu_core import compile
+
+        init(self, *args, **kwargs)
+        compile.prepare()  # torch.compile is about to import Dynamo anyway
+
+    def __call__(self: Any, model_: Any, inputs_: Any, **kwargs: Any) -> Any:
+        from torchtpu_core import compile
+
+        if compile.on_tpu(model_, inputs_):
+            return compile.backend(model_, inputs_)
+        return call(self, model_, inputs_, **kwargs)
+
+    wrapper.__init__, wrapper.__call__ = __init__, __call__

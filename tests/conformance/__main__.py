@@ -77,6 +77,8 @@ def main(
 ) -> None:
     """Run PyTorch's operator database on a device and compare with the CPU."""
     console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(soft_wrap=True, width=120)
     if load is not None:
         _print(report.load(load), console, ops, causes, top_failures, verbose)
         return

@@ -231,7 +231,7 @@ class _Check:
 
 @contextmanager
 def _other_seeds() -> Iterator[None]:
-    """The functional call: the result, its aliases, and inputs left (or changed) as on the CPU."""
+    """Inside, `torch.manual_seed` seeds otherwise: some operators seed themselves."""
     seed = torch.manual_seed
     torch.manual_seed = lambda value: seed(value + _OTHER_SEED)
     try:

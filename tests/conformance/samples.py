@@ -86,10 +86,14 @@ def map_tensors(value: Any, f: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def noncontiguous(sample: Sample) -> Sample:
-    """The same values with every dense tensor made non-contiguous."""
+    """The same values, every dense tensor non-contiguous, and lazily conjugated where complex."""
 
     def spread(tensor: torch.Tensor) -> torch.Tensor:
-        return noncontiguous_like(tensor) if tensor.layout is torch.strided else tensor
+        if tensor.layout is not torch.strided:
+            return tensor
+        if tensor.is_complex():
+            return noncontiguous_like(tensor.conj_physical()).conj()
+        return noncontiguous_like(tensor)
 
     return sample.mapped(lambda value: map_tensors(value, spread))
 

@@ -1,7 +1,8 @@
-"""Scaled dot product attention, forward and backward, and the fused inference layers of nn.Transformer.
+"""Scaled dot product attention, forward and backward, and the fused inference layers of
+nn.Transformer.
 
-Scores and softmax are computed in f32; the probabilities are rounded to the inputs' type for the second product, and the division
-by their sum comes last. A row with every key masked gives zeros.
+Scores and softmax are computed in f32; the probabilities are rounded to the inputs' type for the
+second product, and the division by their sum comes last. A row with every key masked gives zeros.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torchtpu_core.stablehlo.builder import Operand
 
 def _no_dropout(op: str, p: float) -> None:
     if p > 0:
-        raise NotImplementedError(f"{op}: dropout_p={p} is not lowered; the math implementation has it")
+        raise NotImplementedError(
+            f"{op}: dropout_p={p} is not lowered; the math implementation has it"
+        )
 
 
 def _scale(q: Value, scale: Operand | None) -> Operand:
@@ -27,13 +30,16 @@ def _scale(q: Value, scale: Operand | None) -> Operand:
 
 
 def _grouped(b: Builder, q: Value, heads: int) -> Value:
-    """[.., H, L, E] -> [.., heads, H/heads * L, E]: query heads that share a key head lie side by side."""
+    """[.., H, L, E] -> [.., heads, H/heads * L, E]: query heads that share a key head lie side by
+    side."""
     if q.shape[-3] == heads:
         return q
     return b.reshape(q, [*q.shape[:-3], heads, q.shape[-3] // heads * q.shape[-2], q.shape[-1]])
 
 
-def _scores(b: Builder, q: Value, k: Value, bias: Value | None, causal: bool, scale: Operand | None) -> Value:
+def _scores(
+    b: Builder, q: Value, k: Value, bias: Value | None, causal: bool, scale: Operand | None
+) -> Value:
     """Masked, scaled scores [.., H, L, S]."""
     shape = [*q.shape[:-1], k.shape[-2]]
     s = b.reshape(matmul(b, _grouped(b, q, k.shape[-3]), k, adj_y=True), shape)
@@ -47,9 +53,16 @@ def _scores(b: Builder, q: Value, k: Value, bias: Value | None, causal: bool, sc
 
 
 def attend(
-    b: Builder, q: Value, k: Value, v: Value, bias: Value | None, causal: bool, scale: Operand | None
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    bias: Value | None,
+    causal: bool,
+    scale: Operand | None,
 ) -> tuple[Value, Value]:
-    """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation type."""
+    """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation
+    type."""
     s = _scores(b, q, k, bias, causal, scale)
     last = s.ndim - 1
     top = b.reduce_op("maximum", s, [last], keepdim=True)
@@ -93,7 +106,7 @@ def attend_backward(
 def _unbroadcast(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
     """The sum of `x` over the dimensions in which `shape` was broadcast."""
     lead = x.ndim - len(shape)
-    dims = [i for i in range(x.ndim) if i < lead or shape[i - lead] == 1 and x.shape[i] != 1]
+    dims = [i for i in range(x.ndim) if i < lead or (shape[i - lead] == 1 and x.shape[i] != 1)]
     return b.reshape(b.reduce_op("add", x, dims), shape)
 
 
@@ -109,7 +122,25 @@ def _fused(b, q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug_mask=Fal
 
 @lowering("_scaled_dot_product_fused_attention_overrideable_backward", runtime=("scale",))
 def _fused_backward(
-    b, grad, q, k, v, bias, mask, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset, *, scale=None  # fmt: skip
+    b,
+    grad,
+    q,
+    k,
+    v,
+    bias,
+    mask,
+    out,
+    lse,
+    cum_q,
+    cum_k,
+    max_q,
+    max_k,
+    dropout_p,
+    is_causal,
+    seed,
+    offset,
+    *,
+    scale=None,
 ):
     _no_dropout("_scaled_dot_product_fused_attention_overrideable_backward", dropout_p)
     if q.ndim == 3:
@@ -134,7 +165,7 @@ def _flash_backward(
     return attend_backward(b, grad, q, k, v, attn_mask, out, lse, is_causal, scale)[:3]
 
 
-# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer in inference ---------------------------------
+# ---- nn.MultiheadAttention and nn.TransformerEncoderLayer in inference ---------------------------
 
 
 def _affine(b: Builder, x: Value, w: Value, bias: Value | None) -> Value:
@@ -157,7 +188,8 @@ def _transform_bias_rescale_qkv(b, qkv, bias, num_heads):
 
 
 def _masked_probabilities(b: Builder, s: Value, mask: Value | None, kind: int | None) -> Value:
-    """softmax with True in `mask` meaning "not seen"; kind 0: [L, S], 1: [B, S], 2: as the scores [B, H, L, S]."""
+    """softmax with True in `mask` meaning "not seen"; kind 0: [L, S], 1: [B, S], 2: as the scores
+    [B, H, L, S]."""
     if mask is not None:
         mask = mask.to("i1")
         if kind == 1:
@@ -237,9 +269,21 @@ def _transformer_encoder_layer(
 
     def attention(x: Value) -> Value:
         return _native_multi_head_attention(
-            b, x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
-            True, mask_type,
-        )[0]  # fmt: skip
+            b,
+            x,
+            x,
+            x,
+            embed_dim,
+            num_heads,
+            qkv_weight,
+            qkv_bias,
+            proj_weight,
+            proj_bias,
+            mask,
+            False,
+            True,
+            mask_type,
+        )[0]
 
     def feed_forward(x: Value) -> Value:
         h = _affine(b, x, ffn_weight_1, ffn_bias_1)

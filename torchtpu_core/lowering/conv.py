@@ -1,7 +1,9 @@
-"""Convolutions and their gradients, in any number of spatial dimensions; unfold and fold (im2col, col2im).
+"""Convolutions and their gradients, in any number of spatial dimensions; unfold and fold (im2col,
+col2im).
 
-Layouts are PyTorch's: N C *S for data, O I/groups *K for weights (I O/groups *K when transposed). The gradient of the input is a
-convolution of the dilated output gradient; that of the weight contracts over the batch, with batch groups for `groups`.
+Layouts are PyTorch's: N C *S for data, O I/groups *K for weights (I O/groups *K when transposed).
+The gradient of the input is a convolution of the dilated output gradient; that of the weight
+contracts over the batch, with batch groups for `groups`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class _Window:
     groups: int
 
 
-def _window(n: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> _Window:
+def _window(
+    n: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> _Window:
     def spread(xs: Sequence[int]) -> tuple[int, ...]:
         return tuple(xs) if len(xs) == n else tuple(xs) * n
 
@@ -40,7 +44,9 @@ def _empty(*xs: Value) -> bool:
     return any(x.numel == 0 for x in xs)
 
 
-def _forward(b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int] | None = None) -> Value:
+def _forward(
+    b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int] | None = None
+) -> Value:
     """`size`: how many output positions to compute, all of them by default."""
     n, s = x.ndim - 2, _numbers(x.ndim - 2)
     spans = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], win.dilation)]
@@ -61,7 +67,9 @@ def _forward(b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int] |
     )
 
 
-def _crop(b: Builder, x: Value, padding: Sequence[tuple[int, int]]) -> tuple[Value, list[tuple[int, int]]]:
+def _crop(
+    b: Builder, x: Value, padding: Sequence[tuple[int, int]]
+) -> tuple[Value, list[tuple[int, int]]]:
     """Negative padding applied to `x` (N C *S); what remains is not negative."""
     low = [0, 0, *(min(0, lo) for lo, _ in padding)]
     high = [0, 0, *(min(0, hi) for _, hi in padding)]
@@ -69,7 +77,8 @@ def _crop(b: Builder, x: Value, padding: Sequence[tuple[int, int]]) -> tuple[Val
 
 
 def _transposed(b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int]) -> Value:
-    """The adjoint of `_forward` in x: spreads `x` [N, O, ..] over an output of spatial `size` [N, I, ..]; w is [O, I/g, *K]."""
+    """The adjoint of `_forward` in x: spreads `x` [N, O, ..] over an output of spatial `size` [N,
+    I, ..]; w is [O, I/g, *K]."""
     n, s, g = x.ndim - 2, _numbers(x.ndim - 2), win.groups
     kernel = w.shape[2:]
     shape = [x.shape[0], w.shape[1] * g, *size]
@@ -94,7 +103,9 @@ def _transposed(b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int
         x, padding = _crop(b, x, padding)
         stride = (1,) * n
     dims = ("bf" + s, "io" + s, "bf" + s)
-    return b.convolution(x, w, dims, shape, [1] * n, padding, stride, win.dilation, g, out_dtype=dtype)
+    return b.convolution(
+        x, w, dims, shape, [1] * n, padding, stride, win.dilation, g, out_dtype=dtype
+    )
 
 
 def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequence[int]) -> Value:
@@ -112,7 +123,17 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
     x, padding = _crop(b, x, padding)
     dims = ("fb" + s, "io" + s, "fb" + s)
     return b.convolution(
-        x, grad, dims, shape, win.dilation, padding, [1] * n, win.stride, 1, win.groups, out_dtype=dtype
+        x,
+        grad,
+        dims,
+        shape,
+        win.dilation,
+        padding,
+        [1] * n,
+        win.stride,
+        1,
+        win.groups,
+        out_dtype=dtype,
     )
 
 
@@ -137,7 +158,9 @@ def _convolution(b, x, w, bias, stride, padding, dilation, transposed, output_pa
 def _convolution_flags(
     b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups, *flags
 ):
-    return _convolution(b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return _convolution(
+        b, x, w, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
 
 
 @lowering("convolution_backward")
@@ -155,7 +178,11 @@ def _convolution_backward(
         gx = grad_of_input(b, grad, wc, win, x.shape[2:])
     if mask[1]:
         xc = conj(b, x)
-        gw = _weight_grad(b, grad, xc, win, kernel) if transposed else _weight_grad(b, xc, grad, win, kernel)  # fmt: skip
+        gw = (
+            _weight_grad(b, grad, xc, win, kernel)
+            if transposed
+            else _weight_grad(b, xc, grad, win, kernel)
+        )
     if mask[2]:
         gb = b.reduce_op("add", grad.to(opmath(grad.dtype)), [0, *range(2, grad.ndim)])
     return gx, gw, gb
@@ -182,18 +209,24 @@ def _conv_tbc(b, x, w, bias, pad=0):
     return out + bias.to(dtype)
 
 
-# ---- unfold and fold --------------------------------------------------------------------------------
+# ---- unfold and fold -----------------------------------------------------------------------------
 
 
 def _positions(kernel: Sequence[int], dilation: Sequence[int]) -> list[list[int]]:
     """The offset of every kernel element, in order."""
     offsets = [[]]
     for k, d in zip(kernel, dilation):
-        offsets = [o + [i * d] for o in offsets for i in range(k)]
+        offsets = [[*o, i * d] for o in offsets for i in range(k)]
     return offsets
 
 
-def _blocks(size: Sequence[int], kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]) -> list[int]:  # fmt: skip
+def _blocks(
+    size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> list[int]:
     return [
         (s + 2 * p - d * (k - 1) - 1) // st + 1
         for s, k, d, p, st in zip(size, kernel, dilation, padding, stride)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from torchtpu_core.lowering.cumulative import cumulative_sum
-from torchtpu_core.lowering.indexing import overwrite, put_along, put_rows, reduce_into, take, take_along
+from torchtpu_core.lowering.indexing import (
+    overwrite,
+    put_along,
+    put_rows,
+    reduce_into,
+    take,
+    take_along,
+)
 from torchtpu_core.lowering.reduction import sum_of, vector_norm, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.lowering.sorting import search
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 
-# ---- embedding -------------------------------------------------------------------------------------------------------
+# ---- embedding -----------------------------------------------------------------------------------
 
 
 @lowering("embedding")
@@ -24,14 +31,16 @@ def _frequency(b: Builder, indices: Value, n: int) -> Value:
     return take(b, put_rows(b, counts, indices, b.constant(1, "f32"), 0, b.add), indices, 0)
 
 
-def _table_gradient(b: Builder, rows: Value, indices: Value, n: int, padding_idx: int, by_frequency: bool) -> Value:  # fmt: skip
+def _table_gradient(
+    b: Builder, rows: Value, indices: Value, n: int, padding_idx: int, by_frequency: bool
+) -> Value:
     """Gradient of a table of `n` rows from those of the rows taken at `indices` (1-d)."""
     rows = wide(rows)
     if by_frequency:
         rows = rows / b.unsqueeze(_frequency(b, indices, n).to(rows.dtype), 1)
     if padding_idx >= 0:
         indices = b.select(indices.eq(padding_idx), n, indices)  # past the end: dropped
-    table = b.constant(0, rows.dtype, (n,) + rows.shape[1:])
+    table = b.constant(0, rows.dtype, (n, *rows.shape[1:]))
     return put_rows(b, table, indices, rows, 0, b.add)
 
 
@@ -52,7 +61,7 @@ def _embedding_renorm(b, weight, indices, max_norm, norm_type):
     return put_rows(b, weight, indices, rows, 0, overwrite)  # equal indices write equal rows
 
 
-# ---- bags ------------------------------------------------------------------------------------------------------------
+# ---- bags ----------------------------------------------------------------------------------------
 
 _SUM, _MEAN, _MAX = range(3)
 
@@ -98,7 +107,9 @@ def _embedding_bag(
             out = out / b.unsqueeze(divisor, 1)
         best = b.constant(0, "i64", (0,))
         return b.slice_dim(out, 0, 0, last), bag, size, best
-    out = put_rows(b, b.constant(T.lowest(rows.dtype), rows.dtype, (n, width)), target, rows, 0, b.maximum)
+    out = put_rows(
+        b, b.constant(T.lowest(rows.dtype), rows.dtype, (n, width)), target, rows, 0, b.maximum
+    )
     out = b.slice_dim(out, 0, 0, last)
     full = b.unsqueeze(b.slice_dim(size, 0, 0, last), 1) > 0
     if not indices.numel or not out.numel:
@@ -128,32 +139,64 @@ def _bag_gradient(b, grad, indices, bag, size, best, n, by_frequency, mode, weig
 
 
 @lowering("_embedding_bag_dense_backward")
-def _embedding_bag_dense_backward(b, grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx=-1):  # fmt: skip
+def _embedding_bag_dense_backward(
+    b,
+    grad,
+    indices,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx=-1,
+):
     return _bag_gradient(b, grad, indices, offset2bag, bag_size, maximum_indices, num_weights,
                          scale_grad_by_freq, mode, per_sample_weights, padding_idx)  # fmt: skip
 
 
 @lowering("_embedding_bag_backward")
-def _embedding_bag_backward(b, grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx=-1):  # fmt: skip
+def _embedding_bag_backward(
+    b,
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):
     if sparse:
-        raise NotImplementedError("aten::_embedding_bag_backward: sparse gradients are not supported")
+        raise NotImplementedError(
+            "aten::_embedding_bag_backward: sparse gradients are not supported"
+        )
     bag = _bag_of(b, indices, offsets)
     return _bag_gradient(b, grad, indices, bag, bag_size, maximum_indices, num_weights,
                          scale_grad_by_freq, mode, per_sample_weights, padding_idx)  # fmt: skip
 
 
 @lowering("_embedding_bag_per_sample_weights_backward")
-def _per_sample_weights_backward(b, grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1):
+def _per_sample_weights_backward(
+    b, grad, weight, indices, offsets, offset2bag, mode, padding_idx=-1
+):
     bag = _bag_of(b, indices, offsets)
     products = wide(take(b, grad, bag, 0)) * wide(take(b, weight, indices, 0))
     return b.select(_real(b, indices, padding_idx), sum_of(products, [1]), 0.0)
 
 
-# ---- segments --------------------------------------------------------------------------------------------------------
+# ---- segments ------------------------------------------------------------------------------------
 
 
-def _segments(b: Builder, x: Value, lengths: Value | None, offsets: Value | None, axis: int) -> tuple[Value, Value, Value]:  # fmt: skip
-    """(segment of each element of `x`, that along `axis` alone, lengths of the segments); past the end for elements in none."""
+def _segments(
+    b: Builder, x: Value, lengths: Value | None, offsets: Value | None, axis: int
+) -> tuple[Value, Value]:
+    """(segment of each element of `x`, lengths of the segments); past the end for one in none."""
     if offsets is not None:
         n = offsets.shape[-1] - 1
         ends = b.slice_dim(offsets, -1, 1, n + 1)
@@ -162,7 +205,7 @@ def _segments(b: Builder, x: Value, lengths: Value | None, offsets: Value | None
         ends = cumulative_sum(b, lengths, lengths.ndim - 1)
     shape = x.shape[: axis + 1]
     where = search(b, ends, b.iota(ends.dtype, shape, axis), right=True)
-    return b.broadcast_in_dim(where, x.shape, range(axis + 1)), where, lengths
+    return b.broadcast_in_dim(where, x.shape, range(axis + 1)), lengths
 
 
 def _over(x: Value, like: Value) -> Value:
@@ -171,11 +214,13 @@ def _over(x: Value, like: Value) -> Value:
 
 
 @lowering("segment_reduce", runtime=("initial",))
-def _segment_reduce(b, x, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None):
+def _segment_reduce(
+    b, x, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None
+):
     if indices is not None:
         raise NotImplementedError("aten::segment_reduce with indices is not lowered")
     acc = wide(x)
-    segment, _, lengths = _segments(b, x, lengths, offsets, axis)
+    segment, lengths = _segments(b, x, lengths, offsets, axis)
     shape = lengths.shape + x.shape[axis + 1 :]
     name = {"max": "amax", "min": "amin", "mean": "sum"}.get(reduce, reduce)
     start = {"sum": 0, "prod": 1, "amax": T.lowest(acc.dtype), "amin": T.highest(acc.dtype)}[name]
@@ -194,15 +239,19 @@ def _segment_reduce(b, x, reduce, *, lengths=None, indices=None, offsets=None, a
 
 
 @lowering("_segment_reduce_backward", runtime=("initial",))
-def _segment_reduce_backward(b, grad, output, x, reduce, *, lengths=None, offsets=None, axis=0, initial=None):
-    segment, where, lengths = _segments(b, x, lengths, offsets, axis)
+def _segment_reduce_backward(
+    b, grad, output, x, reduce, *, lengths=None, offsets=None, axis=0, initial=None
+):
+    segment, lengths = _segments(b, x, lengths, offsets, axis)
     if not lengths.numel or not x.numel:
         return b.constant(0, x.dtype, x.shape)
     grad, acc, output = wide(grad), wide(x), wide(output)
     covered = segment < lengths.shape[-1]
 
     def put(values: Value, start: float, body) -> Value:
-        return put_along(b, b.constant(start, values.dtype, output.shape), segment, values, axis, body)
+        return put_along(
+            b, b.constant(start, values.dtype, output.shape), segment, values, axis, body
+        )
 
     def spread(value: Value) -> Value:
         return take_along(b, value, segment, axis)

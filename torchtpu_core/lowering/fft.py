@@ -1,4 +1,5 @@
-"""Discrete Fourier transforms: real to complex, complex to real, complex to complex, over any dimensions."""
+"""Discrete Fourier transforms: real to complex, complex to real, complex to complex, over any
+dimensions."""
 
 from __future__ import annotations
 
@@ -12,8 +13,11 @@ from torchtpu_core.stablehlo import types as T
 _MOST = 3  # dimensions of one stablehlo.fft
 
 
-def _transform(b: Builder, x: Value, kind: str, dims: Sequence[int], last: int | None = None) -> Value:
-    """One fft over at most three dimensions, which are moved to the end. `last`: length of the real side of the last one."""
+def _transform(
+    b: Builder, x: Value, kind: str, dims: Sequence[int], last: int | None = None
+) -> Value:
+    """One fft over at most three dimensions, which are moved to the end. `last`: length of the real
+    side of the last one."""
     dims = [d % x.ndim for d in dims]
     order = [d for d in range(x.ndim) if d not in dims] + dims
     lengths = [x.shape[d] for d in dims]

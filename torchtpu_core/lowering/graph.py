@@ -25,27 +25,60 @@ def lower_op(b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, 
 
 def lower_graph(b: Builder, gm: torch.fx.GraphModule, inputs: Sequence[Value]) -> Any:
     """Emits a whole graph; returns the output node's structure with Values in place of nodes."""
-    env: dict[torch.fx.Node, Any] = {}
-    feed = iter(inputs)
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(feed)
-        elif node.op == "get_attr":
-            env[node] = _constant(b, getattr(gm, node.target))
-        elif node.op == "output":
-            return _read(env, node.args[0])
-        elif node.target is operator.getitem:
-            env[node] = _read(env, node.args[0])[node.args[1]]
-        elif isinstance(node.target, OpOverload):
-            args, kwargs = _read(env, node.args), _read(env, node.kwargs)
-            try:
-                env[node] = lower_op(b, node.target, args, kwargs, _expected(node))
-            except NotImplementedError as e:
-                where = node.meta.get("stack_trace")
-                raise NotImplementedError(f"{e}\n{where}" if where else str(e)) from e
-        else:
-            raise NotImplementedError(f"graph node {node.format_node()} is not an ATen op")
-    raise AssertionError("a graph has an output node")
+    return Interpreter(b, gm).run(inputs)
+
+
+class Interpreter:
+    """Walks a graph and emits its nodes in order. What a node that is no ATen op means, a subclass says."""
+
+    def __init__(self, b: Builder, gm: torch.fx.GraphModule):
+        self.b, self.gm = b, gm
+        self.env: dict[torch.fx.Node, Any] = {}
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """The output node's structure, with `inputs` for the placeholders."""
+        feed = iter(inputs)
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = next(feed)
+            elif node.op == "get_attr":
+                self.env[node] = self.attribute(node)
+            elif node.op == "output":
+                return _read(self.env, node.args[0])
+            else:
+                self.env[node] = self._located(node)
+        raise AssertionError("a graph has an output node")
+
+    def attribute(self, node: torch.fx.Node) -> Any:
+        """What a get_attr node stands for."""
+        return _constant(self.b, getattr(self.gm, node.target))
+
+    def expected(self, node: torch.fx.Node) -> Any:
+        """Meta or fake tensors of a node's results, or None."""
+        return node.meta.get("val")
+
+    def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The results of a node that calls something."""
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(node.target, OpOverload):
+            return lower_op(self.b, node.target, args, kwargs, self.expected(node))
+        raise NotImplementedError(f"graph node {node.format_node()} is not an ATen op")
+
+    def _located(self, node: torch.fx.Node) -> Any:
+        """`call`, whose errors name the user's line."""
+        args, kwargs = _read(self.env, node.args), _read(self.env, node.kwargs)
+        where = node.meta.get("stack_trace")
+        try:
+            return self.call(node, args, kwargs)
+        except NotImplementedError as e:
+            if not where or where in str(e):
+                raise
+            raise NotImplementedError(f"{e}\n{where}") from e
+        except Exception as e:
+            if where and where not in getattr(e, "__notes__", ()):
+                e.add_note(where)
+            raise
 
 
 def _read(env: dict[torch.fx.Node, Any], x: Any) -> Any:
@@ -58,10 +91,6 @@ def _read(env: dict[torch.fx.Node, Any], x: Any) -> Any:
     if isinstance(x, dict):
         return {k: _read(env, v) for k, v in x.items()}
     return x
-
-
-def _expected(node: torch.fx.Node) -> Any:
-    return node.meta.get("val")
 
 
 def _constant(b: Builder, x: Any) -> Any:

@@ -1,7 +1,8 @@
 """grid_sampler in two and three dimensions, forward and backward.
 
-A sample point reads a few taps of its plane: flat positions, weights and the weights' derivatives, all computed from the grid. The
-value is a gather of the taps; the gradient of the input a scatter-add of them, that of the grid a sum over taps and channels.
+A sample point reads a few taps of its plane: flat positions, weights and the weights' derivatives,
+all computed from the grid. The value is a gather of the taps; the gradient of the input a
+scatter-add of them, that of the grid a sum over taps and channels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _A = -0.75  # PyTorch's cubic convolution coefficient
 
 
 class _Tap(NamedTuple):
-    """One tap of every sample point [N, P]: flat position, weight (0 outside the plane), derivatives by coordinate."""
+    """One tap of every sample point [N, P]: flat position, weight (0 outside the plane),
+    derivatives by coordinate."""
 
     index: Value
     weight: Value
@@ -43,11 +45,15 @@ def _reflected(b: Builder, c: Value, low2: int, high2: int) -> tuple[Value, Valu
     return b.select(odd, span - rest, rest) + low, b.select(odd, -sign, sign)
 
 
-def _pad_coordinate(b: Builder, c: Value, size: int, padding: int, align: bool) -> tuple[Value, Value | None]:
-    """A coordinate brought into the plane as the padding mode says, and its derivative (None: 1)."""
+def _pad_coordinate(
+    b: Builder, c: Value, size: int, padding: int, align: bool
+) -> tuple[Value, Value | None]:
+    """A coordinate brought into the plane as the padding mode says; its derivative (None: 1)."""
     slope = None
     if padding == _REFLECTION:
-        c, slope = _reflected(b, c, 0, 2 * (size - 1)) if align else _reflected(b, c, -1, 2 * size - 1)
+        c, slope = (
+            _reflected(b, c, 0, 2 * (size - 1)) if align else _reflected(b, c, -1, 2 * size - 1)
+        )
     if padding != _ZEROS:
         inside = ((c > 0) & (c < size - 1)).to(c.dtype)
         slope = inside if slope is None else slope * inside
@@ -72,7 +78,8 @@ def _cubic_weights(b: Builder, t: Value) -> list[tuple[Value, Value]]:
 def _taps(
     b: Builder, grid: Value, sizes: Sequence[int], mode: int, padding: int, align: bool
 ) -> tuple[list[_Tap], list[Value]]:
-    """The taps of every point, and d(coordinate)/d(grid) by spatial dimension. grid: [N, P, n], last dimension first."""
+    """The taps of every point, and d(coordinate)/d(grid) by spatial dimension. grid: [N, P, n],
+    last dimension first."""
     n = len(sizes)
     per_axis: list[list[tuple[Value, Value, Value]]] = []  # (position, weight, derivative)
     factors = []
@@ -86,7 +93,9 @@ def _taps(
         factors.append(b.constant(factor, c.dtype, c.shape) if slope is None else slope * factor)
         one = b.constant(1, c.dtype, c.shape)
         if mode == _NEAREST:
-            per_axis.append([(b.unary("round_nearest_even", c), one, b.constant(0, c.dtype, c.shape))])
+            per_axis.append(
+                [(b.unary("round_nearest_even", c), one, b.constant(0, c.dtype, c.shape))]
+            )
             continue
         low = b.floor(c)
         t = c - low

@@ -1,7 +1,7 @@
 """Operators that run by a round trip over the host, with the reason.
 
-The dispatcher copies the arguments to the CPU, runs the CPU kernel and copies the results back; the transfers are counted. A
-lowering of the same operator takes precedence over this table, so an entry may stay until its operator is lowered.
+The dispatcher copies the arguments to the CPU, runs the CPU kernel and copies the results back; the
+transfers are counted. A lowering of the same operator takes precedence over this table.
 """
 
 _SHAPE = "the shape of the result depends on the data"
@@ -11,8 +11,8 @@ _FACTORIZE = "XLA has no portable operator for this factorization"
 
 _OPERATORS: dict[str, str] = {
     _SHAPE: """
-        nonzero masked_select _unique _unique2 unique_dim unique_consecutive unique_dim_consecutive bincount
-        repeat_interleave.Tensor
+        nonzero masked_select _unique _unique2 unique_dim unique_consecutive
+        unique_dim_consecutive bincount repeat_interleave.Tensor
     """,
     _ASSERT: "_assert_async _assert_async.msg _functional_assert_async.msg",
     _EDGES: """
@@ -20,9 +20,10 @@ _OPERATORS: dict[str, str] = {
         _histogramdd_from_bin_tensors
     """,
     _FACTORIZE: """
-        linalg_eig _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve
-        linalg_ldl_factor_ex linalg_ldl_solve linalg_qr geqrf ormqr linalg_householder_product _linalg_det
-        _linalg_slogdet _linalg_solve_ex linalg_inv_ex lu_unpack linalg_matrix_exp
+        linalg_eig _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq linalg_lu
+        linalg_lu_factor_ex linalg_lu_solve linalg_ldl_factor_ex linalg_ldl_solve linalg_qr geqrf
+        ormqr linalg_householder_product _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex
+        lu_unpack linalg_matrix_exp
     """,
 }
 

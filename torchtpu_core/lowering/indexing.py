@@ -1,7 +1,7 @@
-"""Gathers and scatters: advanced indexing, gather, scatter and its reductions, the index_* family, take and put, masked moves.
+"""Gathers and scatters: advanced indexing, gather, scatter, index_*, take, put, masked moves.
 
-Views by static bounds (slice, select) are in `shape.py`, embeddings in `embedding.py`. Out-of-range indices are clamped when
-read and dropped when written.
+Views by static bounds (slice, select) are in `shape.py`, embeddings in `embedding.py`.
+Out-of-range indices are clamped when read and dropped when written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.builder import Operand, broadcast_shapes
 
-# ---- helpers, also for the other families ----------------------------------------------------------------------------
+# ---- helpers, also for the other families --------------------------------------------------------
 
 Body = Callable[[Value, Value], Value]
 
@@ -27,7 +27,10 @@ def overwrite(old: Value, new: Value) -> Value:
 
 
 def as_index(b: Builder, index: Value, n: int, wrap: bool = False) -> Value:
-    """`index` into a dimension of size `n`, in 32 bits where they suffice; `wrap` counts negative ones from the end."""
+    """`index` into a dimension of size `n`, in 32 bits where they suffice.
+
+    With `wrap`, negative ones count from the end.
+    """
     index = index.to("i32" if n < 1 << 31 else "i64")
     return b.select(index < 0, index + n, index) if wrap else index
 
@@ -48,7 +51,9 @@ def take_along(b: Builder, x: Value, index: Value, dim: int) -> Value:
     if index.numel == 0:
         return b.constant(0, x.dtype, index.shape)
     others = [d for d in range(x.ndim) if d != dim]
-    x = b.slice(x, [0] * x.ndim, [x.shape[d] if d == dim else index.shape[d] for d in range(x.ndim)])
+    x = b.slice(
+        x, [0] * x.ndim, [x.shape[d] if d == dim else index.shape[d] for d in range(x.ndim)]
+    )
     index = as_index(b, index, x.shape[dim])
     return b.gather(x, index, index.shape, [], [dim], [dim], [1] * x.ndim, x.ndim, others, others)
 
@@ -69,15 +74,19 @@ def put_along(b: Builder, x: Value, index: Value, src: Value, dim: int, body: Bo
     return b.dynamic_update_slice(x, part, [b.constant(0, "i32")] * x.ndim)
 
 
-def _arrange(b: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], Value, list[int], list[int]]:  # fmt: skip
-    """(indexed dims, index vectors along the last dim, result shape, result dims that are not indexed)."""
+def _arrange(
+    b: Builder, x: Value, indices: Sequence[Value | None]
+) -> tuple[list[int], Value, list[int], list[int]]:
+    """(indexed dims, index vectors along the last dim, result shape, result dims not indexed)."""
     where = [d for d, i in enumerate(indices) if i is not None]
     parts = [as_index(b, indices[d], x.shape[d], wrap=True) for d in where]
     shape = broadcast_shapes(*(p.shape for p in parts))
     dtype = "i64" if any(p.dtype == "i64" for p in parts) else "i32"
     parts = [b.expand(p.to(dtype), shape) for p in parts]
     # One index needs no vector dimension: `index_vector_dim` past the end stands for it.
-    vectors = parts[0] if len(parts) == 1 else b.concatenate([b.unsqueeze(p, -1) for p in parts], -1)
+    vectors = (
+        parts[0] if len(parts) == 1 else b.concatenate([b.unsqueeze(p, -1) for p in parts], -1)
+    )
     rest = [n for d, n in enumerate(x.shape) if d not in where]
     # Adjacent indices put their dimensions where they stood, separated ones in front.
     at = where[0] if where[-1] - where[0] == len(where) - 1 else 0
@@ -98,10 +107,14 @@ def advanced_index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Val
     return b.gather(x, vectors, shape, kept, where, where, sizes, vector_dim)
 
 
-def advanced_put(b: Builder, x: Value, indices: Sequence[Value | None], values: Value, body: Body) -> Value:  # fmt: skip
+def advanced_put(
+    b: Builder, x: Value, indices: Sequence[Value | None], values: Value, body: Body
+) -> Value:
     """`values`, broadcast to the shape of x[indices], combined into `x` there."""
     if all(i is None for i in indices):
-        return b.expand(values, x.shape) if body is overwrite else body(x, b.expand(values, x.shape))
+        return (
+            b.expand(values, x.shape) if body is overwrite else body(x, b.expand(values, x.shape))
+        )
     where, vectors, shape, kept = _arrange(b, x, indices)
     if math.prod(shape) == 0:
         return x
@@ -110,8 +123,15 @@ def advanced_put(b: Builder, x: Value, indices: Sequence[Value | None], values: 
     return b.scatter([x], vectors, [values], body, kept, where, where, vector_dim)[0]
 
 
-def reduce_into(b: Builder, x: Value, src: Value, put: Callable[[Value, Value, Body], Value], reduce: str, include_self: bool = True) -> Value:  # fmt: skip
-    """A scatter with a named reduction; `put(x, src, body)` scatters. In the accumulation dtype of `x`."""
+def reduce_into(
+    b: Builder,
+    x: Value,
+    src: Value,
+    put: Callable[[Value, Value, Body], Value],
+    reduce: str,
+    include_self: bool = True,
+) -> Value:
+    """A scatter with a named reduction, in the accumulation dtype; `put(x, src, body)` scatters."""
     x = wide(x)
     src = src.to(x.dtype)
     name = {"add": "sum", "multiply": "prod"}.get(reduce, reduce)
@@ -140,7 +160,7 @@ def _line(x: Value) -> Value:
     return x if x.ndim else x.b.reshape(x, (1,))
 
 
-# ---- advanced indexing -----------------------------------------------------------------------------------------------
+# ---- advanced indexing ---------------------------------------------------------------------------
 
 
 def _is_mask(index: Value | None) -> bool:
@@ -150,11 +170,15 @@ def _is_mask(index: Value | None) -> bool:
 @lowering("index.Tensor", "_unsafe_index.Tensor")
 def _index(b, x, indices):
     if any(map(_is_mask, indices)):
-        raise NotImplementedError("aten::index.Tensor with a mask: the shape of the result depends on the data")
+        raise NotImplementedError(
+            "aten::index.Tensor with a mask: the shape of the result depends on the data"
+        )
     return advanced_index(b, x, indices)
 
 
-def _put_mask(b: Builder, x: Value, dim: int, mask: Value, values: Value, accumulate: bool) -> Value:
+def _put_mask(
+    b: Builder, x: Value, dim: int, mask: Value, values: Value, accumulate: bool
+) -> Value:
     """x[.., mask, ..] = values: a select, the k-th selected place taking the k-th value."""
     mask = mask.to("i1")
     end = dim + mask.ndim
@@ -180,14 +204,16 @@ def _index_put(b, x, indices, values, accumulate=False, unsafe=False):
     if any(_is_mask(i) for _, i in given):
         if len(given) == 1 and given[0][1].ndim:
             return _put_mask(b, x, *given[0], values, accumulate)
-        raise NotImplementedError("aten::index_put with a mask beside other indices: their number depends on the data")
+        raise NotImplementedError(
+            "aten::index_put with a mask beside other indices: their number depends on the data"
+        )
     if not accumulate:
         return advanced_put(b, x, indices, values, overwrite)
     x = wide(x)
     return advanced_put(b, x, indices, values.to(x.dtype), b.add)
 
 
-# ---- gather and scatter ----------------------------------------------------------------------------------------------
+# ---- gather and scatter --------------------------------------------------------------------------
 
 
 @lowering("gather")
@@ -195,7 +221,15 @@ def _gather(b, x, dim, index, *, sparse_grad=False):
     return b.reshape(take_along(b, _line(x), _line(index), dim), index.shape)
 
 
-def _scatter(b: Builder, x: Value, dim: int, index: Value, src: Operand, reduce: str | None, include_self: bool = True) -> Value:  # fmt: skip
+def _scatter(
+    b: Builder,
+    x: Value,
+    dim: int,
+    index: Value,
+    src: Operand,
+    reduce: str | None,
+    include_self: bool = True,
+) -> Value:
     line, index = _line(x), _line(index)
     src = b.lift(src, x.dtype, index.shape) if not isinstance(src, Value) or src.ndim == 0 else src
 
@@ -239,7 +273,7 @@ def _scatter_reduce(b, x, dim, index, src, reduce, *, include_self=True):
     return _scatter(b, x, dim, index, src, reduce, include_self)
 
 
-# ---- whole slices along a dimension ----------------------------------------------------------------------------------
+# ---- whole slices along a dimension --------------------------------------------------------------
 
 
 @lowering("index_select")
@@ -248,7 +282,9 @@ def _index_select(b, x, dim, index):
     return out if x.ndim else b.reshape(out, ())
 
 
-def _rows(b: Builder, x: Value, dim: int, index: Value, source: Value | None, body: Callable[..., Value]) -> Value:  # fmt: skip
+def _rows(
+    b: Builder, x: Value, dim: int, index: Value, source: Value | None, body: Callable[..., Value]
+) -> Value:
     """body(x, put, rows) with x of at least one dimension, and rows of x's shape but for `dim`."""
     line, index = _line(x), _line(index)
     dim = dim % line.ndim
@@ -295,7 +331,7 @@ def _index_reduce(b, x, dim, index, source, reduce, *, include_self=True):
     return _rows(b, x, dim, index, source, body)
 
 
-# ---- flat positions --------------------------------------------------------------------------------------------------
+# ---- flat positions ------------------------------------------------------------------------------
 
 
 @lowering("take")

@@ -1,5 +1,6 @@
-"""Linear algebra that XLA has operators for: Cholesky, triangular solves, QR by Householder reflections; and products built on
-`matmul`: cross, matrix_exp. LU is in linalg_lu.py, eigenvalues and singular values in linalg_spectral.py.
+"""Linear algebra that XLA has operators for: Cholesky, triangular solves, QR by Householder
+reflections; and products built on `matmul`: cross, matrix_exp. LU is in linalg_lu.py, eigenvalues
+and singular values in linalg_spectral.py.
 
 Matrices are the last two dimensions, all others are batch.
 """
@@ -9,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from torchtpu_core.lowering.matmul import adjoint, conj, matmul, transpose
+from torchtpu_core.lowering.matmul import adjoint, matmul
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, TensorType, Value
 from torchtpu_core.stablehlo import types as T
@@ -67,7 +66,7 @@ def solve_triangular(
     return b.triangular_solve(a, y, left, not upper, unit, how)
 
 
-# ---- Cholesky -------------------------------------------------------------------------------------
+# ---- Cholesky ------------------------------------------------------------------------------------
 
 
 def _cholesky(b: Builder, a: Value, upper: bool) -> Value:
@@ -111,7 +110,7 @@ def _cholesky_inverse(b, factor, upper=False):
     return _after_cholesky(b, eye(b, factor.dtype, factor.shape), factor, upper)
 
 
-# ---- triangular solves ------------------------------------------------------------------------------
+# ---- triangular solves ---------------------------------------------------------------------------
 
 
 @lowering("triangular_solve")
@@ -126,7 +125,7 @@ def _linalg_solve_triangular(b, a, y, *, upper, left=True, unitriangular=False):
     return solve_triangular(b, a, y, upper, left, unitriangular)
 
 
-# ---- QR ---------------------------------------------------------------------------------------------
+# ---- QR ------------------------------------------------------------------------------------------
 
 
 def householder(b: Builder, a: Value) -> tuple[Value, Value]:
@@ -191,7 +190,7 @@ def _ormqr(b, a, taus, other, left=True, transpose=False):
     return matmul(b, q, other, adj_x=transpose) if left else matmul(b, other, q, adj_y=transpose)
 
 
-# ---- products ---------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
 
 
 @lowering("linalg_cross")
@@ -211,12 +210,13 @@ _TERMS = [[1 / math.factorial(4 * i + j) for j in range(4)] for i in range(5)]
 
 @lowering("linalg_matrix_exp")
 def _matrix_exp(b, a):
-    """Scaled to norm <= 1, summed to degree 19, squared back, each matrix as often as it needs."""
+    """Scaled to a small norm, summed to degree 19, squared back, each matrix as often as it needs."""
     if a.numel == 0:
         return a
     real, last = T.real_of(a.dtype), a.ndim - 1
     norm = b.reduce_op("maximum", b.reduce_op("add", b.abs(a), [last - 1]), [last - 1])
-    times = b.ceil(b.log(norm) / math.log(2))
+    small = 2.0 if real == "f32" else 1.0  # the series' remainder is then below the rounding
+    times = b.ceil(b.log(norm / small) / math.log(2))
     times = b.clamp(b.constant(0, real), times, b.constant(64, real))
     times = b.reshape(b.select(b.is_nan(times), 0, times), [*times.shape, 1, 1])
     scale = b.power(b.constant(0.5, real, times.shape), times)

@@ -1,6 +1,8 @@
-"""LU with partial pivoting as a loop over columns, and what rests on it: solve, inverse, determinants.
+"""LU with partial pivoting as a loop over columns, and what rests on it: solve, inverse,
+determinants.
 
-Pivots are LAPACK's: row i was exchanged with row pivots[i] - 1. All batches advance together; a step is one masked rank-1 update.
+Pivots are LAPACK's: row i was exchanged with row pivots[i] - 1. All batches advance together; a
+step is one masked rank-1 update.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def factor(b: Builder, a: Value, pivot: bool = True) -> tuple[Value, Value, Valu
         if pivot:
             p = _argmax(b, b.select(row_ids >= here, _size(b, column), -1), row_ids)  # [.., 1, 1]
             chosen = row_ids.eq(b.expand(p, row_ids.shape))
-            other = b.reduce_op("add", b.select(b.expand(chosen, lu.shape), lu, 0), [lu.ndim - 2], True)
+            other = b.reduce_op(
+                "add", b.select(b.expand(chosen, lu.shape), lu, 0), [lu.ndim - 2], True
+            )
             lu = b.select(b.expand(chosen, lu.shape), b.expand(row, lu.shape), lu)
             lu = b.select(b.expand(row_ids.eq(here), lu.shape), b.expand(other, lu.shape), lu)
             column = b.dynamic_slice(lu, [zero] * (len(lead) + 1) + [i], [*lead, m, 1])
@@ -43,7 +47,9 @@ def factor(b: Builder, a: Value, pivot: bool = True) -> tuple[Value, Value, Valu
         value = b.dynamic_slice(row, [zero] * (len(lead) + 1) + [i], [*lead, 1, 1])
         singular = value.eq(0)
         below = row_ids > here
-        multiplier = b.select(below & ~b.expand(singular, below.shape), column / b.select(singular, 1, value), 0)
+        multiplier = b.select(
+            below & ~b.expand(singular, below.shape), column / b.select(singular, 1, value), 0
+        )
         kept = b.select(below & b.expand(singular, below.shape), column, multiplier)
         right = col_ids > b.splat(i, col_ids.shape)
         update = b.expand(multiplier, lu.shape) * b.expand(b.select(right, row, 0), lu.shape)
@@ -98,7 +104,16 @@ def _rows(b: Builder, x: Value, perm: Value) -> Value:
     k = len(lead)
     perm = b.expand(perm, [*lead, m])
     return b.gather(
-        x, b.unsqueeze(perm, k + 1), x.shape, [k + 1], [k], [k], [1] * k + [1, n], k + 1, range(k), range(k)
+        x,
+        b.unsqueeze(perm, k + 1),
+        x.shape,
+        [k + 1],
+        [k],
+        [k],
+        [1] * k + [1, n],
+        k + 1,
+        range(k),
+        range(k),
     )
 
 
@@ -107,7 +122,9 @@ def _inverse_permutation(b: Builder, perm: Value) -> Value:
     return b.sort([perm, ids], perm.ndim - 1, lambda x, y, *_: x < y)[1]
 
 
-def solve(b: Builder, lu: Value, pivots: Value, y: Value, left: bool = True, adj: bool = False) -> Value:
+def solve(
+    b: Builder, lu: Value, pivots: Value, y: Value, left: bool = True, adj: bool = False
+) -> Value:
     """x with op(A) x = y, or x op(A) = y, from A's packed LU."""
     if not left:
         return adjoint(b, solve(b, lu, pivots, adjoint(b, y), True, not adj))
@@ -146,7 +163,11 @@ def _permutation_matrix(b: Builder, pivots: Value, m: int, dtype: str) -> Value:
 @lowering("linalg_lu")
 def _linalg_lu(b, a, *, pivot=True):
     lu, pivots, _ = factor(b, a, pivot)
-    p = _permutation_matrix(b, pivots, a.shape[-2], a.dtype) if pivot else b.constant(0, a.dtype, [0])
+    p = (
+        _permutation_matrix(b, pivots, a.shape[-2], a.dtype)
+        if pivot
+        else b.constant(0, a.dtype, [0])
+    )
     return p, *_unpack(b, lu)
 
 
@@ -154,7 +175,11 @@ def _linalg_lu(b, a, *, pivot=True):
 def _lu_unpack(b, lu, pivots, unpack_data=True, unpack_pivots=True):
     none = b.constant(0, lu.dtype, [0])
     low, up = _unpack(b, lu) if unpack_data else (none, none)
-    return _permutation_matrix(b, pivots, lu.shape[-2], lu.dtype) if unpack_pivots else none, low, up
+    return (
+        _permutation_matrix(b, pivots, lu.shape[-2], lu.dtype) if unpack_pivots else none,
+        low,
+        up,
+    )
 
 
 @lowering("linalg_lu_solve")
@@ -165,7 +190,7 @@ def _lu_solve(b, lu, pivots, y, *, left=True, adjoint=False):
 @lowering("_linalg_solve_ex")
 def _solve_ex(b, a, y, *, left=True, check_errors=False):
     lu, pivots, info = factor(b, a)
-    vector = y.ndim == 1 or y.ndim + 1 == a.ndim and y.shape == a.shape[:-1]
+    vector = y.ndim == 1 or (y.ndim + 1 == a.ndim and y.shape == a.shape[:-1])
     out = solve(b, lu, pivots, b.unsqueeze(y, y.ndim) if vector else y, left)
     return b.reshape(out, out.shape[:-1]) if vector else out, lu, pivots, info
 
@@ -185,7 +210,8 @@ def _swaps_sign(b: Builder, pivots: Value, dtype: str) -> Value:
 
 
 def _factor_for_det(b: Builder, a: Value) -> tuple[Value, Value]:
-    """PyTorch factors the transpose of a real (contiguous) matrix, and its gradient formula relies on that."""
+    """PyTorch factors the transpose of a real (contiguous) matrix, and its gradient formula relies
+    on that."""
     lu, pivots, _ = factor(b, a if a.dtype in T.COMPLEX else transpose(b, a))
     return lu, pivots
 
@@ -210,4 +236,3 @@ def _linalg_slogdet(b, a):
         unit = b.sign(d)
     sign = b.reduce_op("multiply", unit, [d.ndim - 1]) * _swaps_sign(b, pivots, a.dtype)
     return sign, b.reduce_op("add", b.log(size), [d.ndim - 1]), lu, pivots
-

@@ -1,4 +1,5 @@
-"""Matrix products: mm and its relatives, all by way of one `dot`. Low-precision floats accumulate in f32 and round once."""
+"""Matrix products: mm and its relatives, all by way of one `dot`. Low-precision floats accumulate
+in f32 and round once."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def dot(
     contract: tuple[Sequence[int], Sequence[int]],
     batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> Value:
-    """dot_general in the accumulation type of the operands (negative dimensions allowed); the caller rounds."""
+    """dot_general in the accumulation type of the operands (negative dimensions allowed); the
+    caller rounds."""
     pairs = [([i % x.ndim for i in p], [i % y.ndim for i in q]) for p, q in (contract, batch)]
     if x.dtype == "i1":
         x, y = x.to("i32"), y.to("i32")
@@ -28,7 +30,8 @@ def dot(
 
 
 def matmul(b: Builder, x: Value, y: Value, adj_x: bool = False, adj_y: bool = False) -> Value:
-    """`x @ y` over the last two dimensions with equal leading ones; `adj_*` takes the (conjugate) transpose of an operand."""
+    """`x @ y` over the last two dimensions with equal leading ones; `adj_*` takes the (conjugate)
+    transpose of an operand."""
     lead = range(x.ndim - 2)
     x, y = (conj(b, v) if adj else v for v, adj in ((x, adj_x), (y, adj_y)))
     return dot(b, x, y, ((-2 if adj_x else -1,), (-1 if adj_y else -2,)), (lead, lead))
@@ -144,7 +147,8 @@ def _int_mm(b, x, y):
 
 @lowering("_trilinear")
 def _trilinear(b, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
-    """The sum over `sumdim` of the product of three tensors, each missing the dimensions it is expanded in."""
+    """The sum over `sumdim` of the product of three tensors, each missing the dimensions it is
+    expanded in."""
     n = i1.ndim + len(expand1)
     drops = [sorted(d % n for d in e) for e in (expand1, expand2, expand3)]
     axes = [[d for d in range(n) if d not in drop] for drop in drops]
@@ -152,13 +156,17 @@ def _trilinear(b, i1, i2, i3, expand1, expand2, expand3, sumdim, unroll_dim=1):
     pair, pair_axes = _contract(b, i1, axes[0], i2, axes[1], summed - set(axes[2]))
     out, out_axes = _contract(b, pair, pair_axes, i3.to(pair.dtype), axes[2], summed)
     kept = [d for d in range(n) if d not in summed]
-    sizes = {d: s for x, ax in ((i1, axes[0]), (i2, axes[1]), (i3, axes[2])) for d, s in zip(ax, x.shape)}
+    sizes = {
+        d: s for x, ax in ((i1, axes[0]), (i2, axes[1]), (i3, axes[2])) for d, s in zip(ax, x.shape)
+    }
     out = b.transpose(out, [out_axes.index(d) for d in kept if d in out_axes])
     where = [i for i, d in enumerate(kept) if d in out_axes]
     return b.broadcast_in_dim(out, [sizes.get(d, 1) for d in kept], where)
 
 
-def _contract(b: Builder, x: Value, xa: list[int], y: Value, ya: list[int], summed: set[int]) -> tuple[Value, list[int]]:  # fmt: skip
+def _contract(
+    b: Builder, x: Value, xa: list[int], y: Value, ya: list[int], summed: set[int]
+) -> tuple[Value, list[int]]:
     """Product of two tensors with named axes, summed over `summed`; (result, its axes)."""
     x, xa = _sum_alone(b, x, xa, summed - set(ya))
     y, ya = _sum_alone(b, y, ya, summed - set(xa))

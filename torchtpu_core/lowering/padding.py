@@ -1,4 +1,5 @@
-"""Reflection and replication padding, forward and backward: slices, reversals and concatenations along one axis at a time."""
+"""Reflection and replication padding, forward and backward: slices, reversals and concatenations
+along one axis at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Pooling: max (with indices), average, adaptive, fractional, unpooling, and their gradients.
 
-Maxima and their positions are taken one axis at a time, last axis first: the first of equal values in row-major order wins and
-NaN wins over everything, as on CPU. Averages are window sums divided by counts that are known when the program is built.
+Maxima and their positions are taken one axis at a time, last axis first: the first of equal values
+in row-major order wins and NaN wins over everything, as on CPU. Averages are window sums divided by
+counts that are known when the program is built.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _out_size(size: int, k: int, s: int, p: int, d: int, ceil: bool) -> int:
     return out
 
 
-# ---- max ----------------------------------------------------------------------------------------
+# ---- max -----------------------------------------------------------------------------------------
 
 
 def _max_along(
@@ -55,9 +56,10 @@ def _max_along(
         if not here.any():
             continue
         v = _column(b, x, axis, columns[:, j], here)
-        i = b.broadcast(along(b, position, "i32", axis, x.ndim), b.constant(0, "i32", v.shape))[0]
-        if index is not None:
-            i = i + _column(b, index, axis, columns[:, j], here)
+        i = along(b, position, "i32", axis, x.ndim)
+        if index is not None:  # still of size 1 along axes that it does not depend on
+            moved = index.shape[axis] != 1 or x.shape[axis] == 1
+            i = i + (_column(b, index, axis, columns[:, j], here) if moved else index)
         if best is None:
             best, at = v, i
             continue
@@ -100,7 +102,9 @@ def _bins(size: int, out: int) -> tuple[np.ndarray, np.ndarray]:
     return columns, columns < stop[:, None]
 
 
-def _max_pool(b: Builder, x: Value, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[Value, Value]:
+def _max_pool(
+    b: Builder, x: Value, windows: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> tuple[Value, Value]:
     """(values, flat indices within the last len(windows) dimensions)."""
     n = len(windows)
     shape = [*x.shape[: x.ndim - n], *(len(c) for c, _ in windows)]
@@ -111,22 +115,22 @@ def _max_pool(b: Builder, x: Value, windows: Sequence[tuple[np.ndarray, np.ndarr
         size = x.shape[axis]
         x, index = _max_along(b, x, index, axis, *windows[axis - len(shape) + n], pitch)
         pitch *= size
-    return x, index
+    return x, b.expand(index, x.shape)
 
 
 def _max_pool_windows(x: Value, n: int, kernel, stride, padding, dilation, ceil) -> list:
     k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
     s = _spread(stride, n) if len(stride) else k
     sizes = x.shape[x.ndim - n :]
-    return [
-        _windows(m, *w, _out_size(m, *w, ceil)) for m, w in zip(sizes, zip(k, s, p, d))
-    ]
+    return [_windows(m, *w, _out_size(m, *w, ceil)) for m, w in zip(sizes, zip(k, s, p, d))]
 
 
 def _register_max_pool(n: int) -> None:
     @lowering(f"max_pool{n}d_with_indices")
     def with_indices(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
-        return _max_pool(b, x, _max_pool_windows(x, n, kernel, stride, padding, dilation, ceil_mode))
+        return _max_pool(
+            b, x, _max_pool_windows(x, n, kernel, stride, padding, dilation, ceil_mode)
+        )
 
     @lowering(f"max_pool{n}d")
     def values(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
@@ -137,7 +141,9 @@ for _n in (2, 3):
     _register_max_pool(_n)
 
 
-def _scatter_planes(b: Builder, init: Value, index: Value, updates: Value, n: int, add: bool) -> Value:
+def _scatter_planes(
+    b: Builder, init: Value, index: Value, updates: Value, n: int, add: bool
+) -> Value:
     """Writes `updates` at flat `index` within the last n dimensions of `init`."""
     lead, shape = init.shape[: init.ndim - n], init.shape
     rows = math.prod(lead)
@@ -221,7 +227,7 @@ def _unpool(b: Builder, x: Value, index: Value, size: Sequence[int]) -> Value:
     return _scatter_planes(b, zero, index, x, n, add=False) if x.numel else zero
 
 
-# ---- fractional max -----------------------------------------------------------------------------
+# ---- fractional max ------------------------------------------------------------------------------
 
 
 def _fractional_windows(b: Builder, sample: Value, size: int, out: int, k: int) -> Value:
@@ -236,7 +242,9 @@ def _fractional_windows(b: Builder, sample: Value, size: int, out: int, k: int) 
     return b.select(last, size - k, start)
 
 
-def _fractional(b: Builder, x: Value, kernel: Sequence[int], outs: Sequence[int], samples: Value) -> tuple:
+def _fractional(
+    b: Builder, x: Value, kernel: Sequence[int], outs: Sequence[int], samples: Value
+) -> tuple:
     n = len(kernel)
     lead, sizes = x.shape[: x.ndim - n], x.shape[x.ndim - n :]
     rows, shape = math.prod(lead), [*lead, *outs]
@@ -245,7 +253,8 @@ def _fractional(b: Builder, x: Value, kernel: Sequence[int], outs: Sequence[int]
     samples = b.reshape(samples, [rows, n])
     flat: Value | int = 0
     for i in range(n):
-        sample = b.reshape(b.slice_dim(samples, 1, n - 1 - i, n - i), [rows])
+        j = i if n == 3 else n - 1 - i  # the order of the samples differs
+        sample = b.reshape(b.slice_dim(samples, 1, j, j + 1), [rows])
         start = _fractional_windows(b, sample, sizes[i], outs[i], kernel[i])  # [R, out]
         at = b.unsqueeze(start, 2) + b.reshape(b.iota("i32", [kernel[i]]), [1, 1, kernel[i]])
         dims = [1] * (2 * n)
@@ -258,6 +267,7 @@ def _fractional(b: Builder, x: Value, kernel: Sequence[int], outs: Sequence[int]
     best, at = _max_along(
         b, values, None, 2, np.arange(window)[None], np.ones((1, window), bool), 1
     )
+    at = b.expand(at, best.shape)
     pick = b.iota("i32", index.shape, 2).eq(b.expand(at, index.shape))
     index = b.reduce_op("add", b.select(pick, index, 0), [2])
     return b.reshape(best, shape), b.reshape(index, shape)
@@ -273,7 +283,7 @@ def _fractional_max_pool_backward(b, grad, x, kernel, output_size, index):
     return _max_backward(b, grad, x, index, len(kernel))
 
 
-# ---- average ------------------------------------------------------------------------------------
+# ---- average -------------------------------------------------------------------------------------
 
 
 def _counts(size: int, k: int, s: int, p: int, out: int, include_pad: bool) -> np.ndarray:
@@ -299,7 +309,9 @@ def _avg_args(sizes: Sequence[int], n: int, kernel, stride, padding, ceil: bool)
     return k, s, p, outs
 
 
-def _avg_pool(b, x, n, kernel, stride, padding, ceil_mode, count_include_pad, override=None) -> Value:
+def _avg_pool(
+    b, x, n, kernel, stride, padding, ceil_mode, count_include_pad, override=None
+) -> Value:
     sizes = x.shape[x.ndim - n :]
     k, s, p, outs = _avg_args(sizes, n, kernel, stride, padding, ceil_mode)
     lead = x.ndim - n
@@ -310,9 +322,7 @@ def _avg_pool(b, x, n, kernel, stride, padding, ceil_mode, count_include_pad, ov
     edges = [(pi, (o - 1) * si + ki - m - pi) for o, si, ki, m, pi in zip(outs, s, k, sizes, p)]
     x = _crop_high(b, x, lead, edges)
     padding = [(0, 0)] * lead + [(lo, max(0, hi)) for lo, hi in edges]
-    sums = b.reduce_window(
-        [x], [b.constant(0, x.dtype)], b.add, ones + k, ones + s, padding
-    )[0]
+    sums = b.reduce_window([x], [b.constant(0, x.dtype)], b.add, ones + k, ones + s, padding)[0]
     counts = [_counts(*a, count_include_pad) for a in zip(sizes, k, s, p, outs)]
     return _average(b, sums, counts, override)
 
@@ -321,7 +331,9 @@ def _crop_high(b: Builder, x: Value, lead: int, edges: Sequence[tuple[int, int]]
     return b.pad(x, 0, [0] * x.ndim, [0] * lead + [min(0, hi) for _, hi in edges])
 
 
-def _avg_pool_backward(b, grad, x, n, kernel, stride, padding, ceil_mode, count_include_pad, override=None):  # fmt: skip
+def _avg_pool_backward(
+    b, grad, x, n, kernel, stride, padding, ceil_mode, count_include_pad, override=None
+):
     lead, sizes = x.ndim - n, x.shape[x.ndim - n :]
     k, s, p, outs = _avg_args(sizes, n, kernel, stride, padding, ceil_mode)
     grad = grad.to(opmath(grad.dtype))
@@ -330,7 +342,9 @@ def _avg_pool_backward(b, grad, x, n, kernel, stride, padding, ceil_mode, count_
     counts = [_counts(*a, count_include_pad) for a in zip(sizes, k, s, p, outs)]
     grad = _average(b, grad, counts, override)
     low = [ki - 1 - pi for ki, pi in zip(k, p)]
-    high = [m + ki - 1 - lo - ((o - 1) * si + 1) for m, ki, lo, o, si in zip(sizes, k, low, outs, s)]
+    high = [
+        m + ki - 1 - lo - ((o - 1) * si + 1) for m, ki, lo, o, si in zip(sizes, k, low, outs, s)
+    ]
     zeros = [0] * lead
     grad = b.pad(grad, 0, zeros + low, zeros + high, zeros + [si - 1 for si in s])
     return b.reduce_window([grad], [b.constant(0, grad.dtype)], b.add, [1] * lead + k)[0]

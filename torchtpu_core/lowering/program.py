@@ -32,6 +32,7 @@ class TensorSpec:
 
     index: its place among the call's tensors; slot: the first index of a tensor with the same storage.
     host: a 0-d CPU tensor, given by `value`; weak: it is a wrapped Python number.
+    conj, neg: the lazy conjugation and negation of PyTorch, not yet applied to the storage.
     """
 
     index: int
@@ -46,6 +47,8 @@ class TensorSpec:
     host: bool
     weak: bool
     value: Any
+    conj: bool = False
+    neg: bool = False
 
     def meta(self) -> Any:
         if self.weak:
@@ -166,7 +169,7 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
             v = inputs.get(("host", x.index, dtype), TensorType(mlir(dtype), ()))
             v.weak = x.weak
             return v
-        return _read(b, inputs, bases, x)
+        return read(b, inputs, bases, x)
 
     f_args, f_kwargs = [], {}
     for a, i in zip(variant.functional._schema.arguments, variant.arguments):
@@ -235,13 +238,23 @@ def scalar_dtype(value: Any, wide: bool) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def _read(b: Builder, inputs: Inputs, bases: dict[int, Value], x: TensorSpec) -> Value:
+def read(b: Builder, inputs: Inputs, bases: dict[int, Value], x: TensorSpec) -> Value:
+    """The logical value of a tensor argument, through its view of its base."""
     base_dtype = mlir(x.base_dtype)
     if not x.initialised:
         return b.constant(0, mlir(x.dtype), x.sizes)
     if x.slot not in bases:
         bases[x.slot] = inputs.get(("slot", x.slot), TensorType(base_dtype, x.base_dims))
-    return strided.read(b, bases[x.slot], mlir(x.dtype), x.sizes, x.strides, x.offset)
+    return _lazy(b, x, strided.read(b, bases[x.slot], mlir(x.dtype), x.sizes, x.strides, x.offset))
+
+
+def _lazy(b: Builder, x: TensorSpec, v: Value) -> Value:
+    """Between what a tensor means and what its storage holds, either way."""
+    if x.neg:
+        v = b.negate(v)
+    if x.conj:
+        v = b.complex(b.real(v), b.negate(b.imag(v)))
+    return v
 
 
 # ---- shapes --------------------------------------------------------------------------------------
@@ -371,14 +384,14 @@ def _finish(
             where = []
             for w, h in zip(v, hint):
                 where.append(len(results))
-                _new_output(b, plan, results, w, h)
+                new_output(b, plan, results, w, h)
             returns_new.append(("outs", where))
         elif v is None:
             returns_new.append(("none",))
         else:
             returns_new.append(("out", len(results)))
-            _new_output(b, plan, results, v, hint)
-    _write_all(b, plan, results, inputs, bases, targets)
+            new_output(b, plan, results, v, hint)
+    write_all(b, plan, results, inputs, bases, targets)
     feed = iter(returns_new)
     mutated = list(variant.mutated)
     for r in op._schema.returns:
@@ -386,6 +399,12 @@ def _finish(
             plan.returns.append(("arg", mutated.pop(0)))
         else:
             plan.returns.append(next(feed, ("none",)))
+    seal(b, module, plan, results, inputs)
+    return plan
+
+
+def seal(b: Builder, module: Module, plan: Plan, results: list[Value], inputs: Inputs) -> None:
+    """Completes the plan and its text: the order of the inputs, the random state, what is donated to which result."""
     plan.random_blocks = random_blocks(b)
     key = random_input(b)
     plan.inputs = list(inputs.order)
@@ -398,7 +417,6 @@ def _finish(
         b.arg_attrs[i] = f"tf.aliasing_output = {n} : i32"
     b.finish(results)
     plan.text = str(module)
-    return plan
 
 
 def _hints(expected: Any, new_values: Sequence[Any], single_list: bool) -> list[Any]:
@@ -411,7 +429,8 @@ def _hints(expected: Any, new_values: Sequence[Any], single_list: bool) -> list[
     return flat[: len(new_values)]
 
 
-def _new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any) -> None:
+def new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any) -> None:
+    """Adds a result that becomes a new tensor, with the strides of `hint` if they are dense."""
     from torchtpu_core.lowering.dtypes import torch_dtype
 
     sizes = tuple(v.shape)
@@ -440,7 +459,7 @@ def _targets(variant: variants.Variant, args: Sequence[Any], values: Sequence[An
     return pairs
 
 
-def _write_all(
+def write_all(
     b: Builder,
     plan: Plan,
     results: list[Value],
@@ -451,7 +470,7 @@ def _write_all(
     """Writes each value through its destination's view; one new base a slot, however many views of it are written."""
     done: dict[int, int] = {}
     for spec, v in targets:
-        v = b.expand(b.convert(v, mlir(spec.dtype)), spec.sizes)
+        v = _lazy(b, spec, b.expand(b.convert(v, mlir(spec.dtype)), spec.sizes))
         held = spec.slot in done
         covers = strided.covers(
             T.ITEMSIZE[mlir(spec.base_dtype)], spec.base_dims, T.ITEMSIZE[mlir(spec.dtype)], spec.sizes, spec.strides, spec.offset

@@ -1,7 +1,8 @@
-"""Fused LSTM and GRU cells, forward and backward. PyTorch's layers (lstm, gru, rnn_tanh) call them step by step on this device.
+"""Fused LSTM and GRU cells, forward and backward. PyTorch's layers (lstm, gru, rnn_tanh) call them
+step by step on this device.
 
-The workspaces are ours alone: the LSTM's holds the activated gates (i, f, g, o), the GRU's the reset, update and new gates, the
-previous state and the hidden part of the new gate.
+The workspaces are ours alone: the LSTM's holds the activated gates (i, f, g, o), the GRU's the
+reset, update and new gates, the previous state and the hidden part of the new gate.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sorting and searching: sort, topk, searchsorted, bucketize, isin, histc.
 
-Order statistics that start from a sort (median, mode, kthvalue) are in `order.py`. As on CPU, NaN is greater than every number
-and equal elements keep their order.
+Order statistics that start from a sort (median, mode, kthvalue) are in `order.py`. As on CPU, NaN
+is greater than every number and equal elements keep their order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,25 @@ def _before(b: Builder, x: Value, y: Value, descending: bool) -> Value:
     return first
 
 
-def sort_values_indices(b: Builder, x: Value, dim: int, descending: bool = False, stable: bool = True) -> tuple[Value, Value]:  # fmt: skip
+def sort_values_indices(
+    b: Builder, x: Value, dim: int, descending: bool = False, stable: bool = True
+) -> tuple[Value, Value]:
     """(values, i64 indices) of `x` sorted along `dim`."""
     values, indices = _sort(b, x, dim, descending, stable)
     return values, indices.to("i64")
 
 
-def _sort(b: Builder, x: Value, dim: int, descending: bool, stable: bool = True) -> tuple[Value, Value]:
+def _sort(
+    b: Builder, x: Value, dim: int, descending: bool, stable: bool = True
+) -> tuple[Value, Value]:
     """(values, i32 indices)."""
     if x.ndim == 0 or x.numel == 0 or x.shape[dim] == 1:
         return x, b.constant(0, "i32", x.shape)
     dim = dim % x.ndim
     index = b.iota("i32", x.shape, dim)
-    values, indices = b.sort([x, index], dim, lambda v, w, i, j: _before(b, v, w, descending), stable)
+    values, indices = b.sort(
+        [x, index], dim, lambda v, w, i, j: _before(b, v, w, descending), stable
+    )
     return values, indices
 
 
@@ -66,30 +72,29 @@ def _msort(b, x):
     return sort_values_indices(b, x, 0)[0]
 
 
-# ---- topk ------------------------------------------------------------------------------------------------------------
+# ---- topk ----------------------------------------------------------------------------------------
 
 
 def _top_key(b: Builder, x: Value, largest: bool) -> Value:
-    """Values whose total order, from the top, is the wanted order of `x`: one zero, one NaN, of the right sign."""
-    if x.dtype not in T.FLOATS:
-        x = x.to("i32") if T.bits(x.dtype) < 32 else x
+    """Values whose total order, from the top, is that of `x`: one zero, one NaN with a sign."""
+    if T.is_int(x.dtype) and T.bits(x.dtype) > 16:
         return x if largest else b.not_(x)
-    x = wide(x)
+    x = wide(x) if x.dtype in T.FLOATS else x.to("f32")
     x = b.select(x.eq(0.0), 0.0, x if largest else -x)
     return b.select(b.is_nan(x), float("nan") if largest else float("-nan"), x)
 
 
 @lowering("topk")
 def _topk(b, x, k, dim=-1, largest=True, sorted=True):
-    """CHLO's top_k orders floats by their bits; it is far faster than a sort where the plugin has a kernel for it."""
+    """By CHLO's top_k, which orders floats by their bits and has a fast kernel, unlike a sort."""
     if x.ndim == 0:
-        return (x, b.constant(0, "i64")) if k else _topk(b, b.reshape(x, (1,)), 0, 0)
+        return x, b.constant(0, "i64")
     dim = dim % x.ndim
     if k == 0 or x.numel == 0:
         shape = [k if i == dim else n for i, n in enumerate(x.shape)]
         return b.constant(0, x.dtype, shape), b.constant(0, "i64", shape)
     key = b.moveaxis(_top_key(b, x, largest), dim, -1)
-    shape = key.shape[:-1] + (k,)
+    shape = (*key.shape[:-1], k)
     results = [TensorType(key.dtype, shape), TensorType("i32", shape)]
     key, index = b.op("chlo.top_k", [key], results, f"k = {k} : i64")
     if not largest:
@@ -97,16 +102,17 @@ def _topk(b, x, k, dim=-1, largest=True, sorted=True):
     return b.moveaxis(key, -1, dim), b.moveaxis(index, -1, dim).to("i64")
 
 
-# ---- searching -------------------------------------------------------------------------------------------------------
+# ---- searching -----------------------------------------------------------------------------------
 
-#: comparing with every boundary is a plain reduction; beyond this many comparisons a binary search is less work
+#: up to this many comparisons, all of them in one reduction are faster than a binary search
 _COMPARE_ALL = 1 << 20
 
 
 def search(b: Builder, boundaries: Value, x: Value, right: bool) -> Value:
-    """i32 insertion points of `x` into `boundaries`, sorted along the last dim; leading dims are equal, or absent from `boundaries`.
+    """i32 insertion points of `x` into `boundaries`, which are sorted along the last dim.
 
-    The point is before equal boundaries, after them with `right`. A NaN goes to the end, as on CPU.
+    Leading dims are equal, or absent from `boundaries`. The point is before equal boundaries, after
+    them with `right`; that of a NaN is the end, as on CPU.
     """
     n = boundaries.shape[-1]
     passes = "GT" if right else "GE"  # a boundary that is `passes` x is not below it
@@ -118,7 +124,7 @@ def search(b: Builder, boundaries: Value, x: Value, right: bool) -> Value:
         return b.constant(0, "i32", x.shape)
     shared = boundaries.ndim == 1
     if n <= 64 or x.numel * n <= _COMPARE_ALL:
-        shape = x.shape + (n,)
+        shape = (*x.shape, n)
         dims = [x.ndim] if shared else [*range(x.ndim - 1), x.ndim]
         edges = b.broadcast_in_dim(boundaries, shape, dims)
         points = b.broadcast_in_dim(x, shape, range(x.ndim))
@@ -187,7 +193,7 @@ lowering("isin.Tensor_Scalar", runtime=("test_element",))(_isin)
 lowering("isin.Scalar_Tensor", runtime=("element",))(_isin)
 
 
-# ---- histogram -------------------------------------------------------------------------------------------------------
+# ---- histogram -----------------------------------------------------------------------------------
 
 
 @lowering("histc")

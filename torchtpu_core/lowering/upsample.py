@@ -1,7 +1,9 @@
-"""Resampling by fixed sparse matrices, one axis at a time: nearest, linear, cubic, antialiased, and their gradients.
+"""Resampling by fixed sparse matrices, one axis at a time: nearest, linear, cubic, antialiased, and
+their gradients.
 
-An interpolation along one axis is a matrix [out, in] known when the program is built; its gradient is the transpose. `resample`
-applies such a matrix by slices or gathers of the few taps of each row, so that NaN and inf reach only the outputs they belong to.
+An interpolation along one axis is a matrix [out, in] known when the program is built; its gradient
+is the transpose. `resample` applies such a matrix by slices or gathers of the few taps of each row,
+so that NaN and inf reach only the outputs they belong to.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ import torch
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo import types as T
 
 
 def take(b: Builder, x: Value, axis: int, index: np.ndarray) -> Value:
-    """`x` at fixed positions along `axis`; `index` may have several dimensions, which replace the axis."""
+    """`x` at fixed positions along `axis`; `index` may have several dimensions, which replace the
+    axis."""
     axis = axis % x.ndim
     flat = index.reshape(-1)
     n, size = flat.size, x.shape[axis]
@@ -38,7 +40,8 @@ def take(b: Builder, x: Value, axis: int, index: np.ndarray) -> Value:
 
 
 def along(b: Builder, data: np.ndarray, dtype: str, axis: int, ndim: int) -> Value:
-    """A constant whose dimensions lie at `axis`.. of an `ndim`-dimensional tensor, to broadcast against it."""
+    """A constant whose dimensions lie at `axis`.. of an `ndim`-dimensional tensor, to broadcast
+    against it."""
     shape = [1] * ndim
     shape[axis : axis + data.ndim] = data.shape
     if data.size and (data == data.flat[0]).all():
@@ -80,7 +83,8 @@ def _weighted(b: Builder, x: Value, axis: int, weight: np.ndarray, valid: np.nda
     return x if valid.all() else b.select(along(b, valid, "i1", axis, x.ndim), x, 0)
 
 
-# ---- interpolation matrices: (in, out, align_corners, scale factor or None, NumPy float type) -> [out, in] -------
+# ---- interpolation matrices [out, in] ------------------------------------------------------------
+# Each takes (in, out, align_corners, scale factor or None, NumPy float type).
 
 
 def _matrix(size: int, rows: Sequence[tuple[int, np.ndarray, np.ndarray]]) -> np.ndarray:
@@ -98,7 +102,9 @@ def _step(size: int, out: int, align: bool, scale: float | None, real: type) -> 
     return real(1.0 / scale) if scale is not None and scale > 0 else real(size) / real(out)
 
 
-def _nearest(size: int, out: int, align: bool, scale: float | None, real: type, shift: float = 0.0) -> np.ndarray:
+def _nearest(
+    size: int, out: int, align: bool, scale: float | None, real: type, shift: float = 0.0
+) -> np.ndarray:
     at = np.arange(out, dtype=real)
     index = np.floor((at + real(shift)) * _step(size, out, False, scale, real)).astype(np.int64)
     m = np.zeros((out, size))
@@ -133,10 +139,14 @@ def _cubic(size: int, out: int, align: bool, scale: float | None, real: type) ->
     src = _source(size, out, align, scale, real)
     low = np.floor(src).astype(np.int64)
     t, taps = src - low.astype(real), np.arange(-1, 3)
-    return _matrix(size, [(o, low[o] + taps, _cubic_filter(t[o] - taps, -0.75)) for o in range(out)])
+    return _matrix(
+        size, [(o, low[o] + taps, _cubic_filter(t[o] - taps, -0.75)) for o in range(out)]
+    )
 
 
-def _antialiased(radius: int, kernel: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+def _antialiased(
+    radius: int, kernel: Callable[[np.ndarray], np.ndarray]
+) -> Callable[..., np.ndarray]:
     """The kernel widened by the downscaling step and normalised over the pixels inside."""
 
     def matrix(size: int, out: int, align: bool, scale: float | None, real: type) -> np.ndarray:
@@ -195,7 +205,8 @@ def _apply(b: Builder, x: Value, matrices: Sequence[np.ndarray], out_shape: Sequ
 
 
 def _fixed_point(b: Builder, x: Value, matrices: Sequence[np.ndarray]) -> Value:
-    """Bytes as PyTorch interpolates them: last axis first, 16-bit weights, rounded to a byte after each axis."""
+    """Bytes as PyTorch interpolates them: last axis first, 16-bit weights, rounded to a byte after
+    each axis."""
     n = len(matrices)
     x = x.to("i32")
     for i in reversed(range(n)):
@@ -211,14 +222,18 @@ def _fixed_point(b: Builder, x: Value, matrices: Sequence[np.ndarray]) -> Value:
 
 
 def _register(name: str, matrix: Callable[..., np.ndarray], has_align: bool, n: int) -> None:
-    def matrices(x: Value, sizes: Sequence[int], outs: Sequence[int], rest: Sequence) -> list[np.ndarray]:
+    def matrices(
+        x: Value, sizes: Sequence[int], outs: Sequence[int], rest: Sequence
+    ) -> list[np.ndarray]:
         align, scales = (rest[0], rest[1:]) if has_align else (False, rest)
         real = np.float64 if x.dtype in ("f64", "complex<f64>") else np.float32
         return [matrix(s, o, align, f, real) for s, o, f in zip(sizes, outs, scales)]
 
     @lowering(name)
     def forward(b, x, output_size, *rest):
-        return _apply(b, x, matrices(x, x.shape[-n:], output_size, rest), [*x.shape[:-n], *output_size])
+        return _apply(
+            b, x, matrices(x, x.shape[-n:], output_size, rest), [*x.shape[:-n], *output_size]
+        )
 
     @lowering(f"{name}_backward")
     def backward(b, grad, output_size, input_size, *rest):

@@ -52,6 +52,29 @@ const Lowering& lowering() {
       .get_stored();
 }
 
+// Dynamo looks at every Python frame of a region that it compiled part of, lowerings included, unless told
+// not to.
+class Untraced {
+ public:
+  Untraced() : before_(set(py::none())) {}
+  ~Untraced() {
+    try {
+      set(before_);
+    } catch (py::error_already_set& e) {
+      e.discard_as_unraisable("torchtpu: giving Dynamo its callback back");
+    }
+  }
+  Untraced(const Untraced&) = delete;
+  Untraced& operator=(const Untraced&) = delete;
+
+ private:
+  static py::object set(const py::object& callback) {
+    return py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")(callback);
+  }
+
+  py::object before_;
+};
+
 py::object dtype_object(c10::ScalarType t) { return py::cast(t); }
 
 py::tuple ints(c10::IntArrayRef xs) {
@@ -80,7 +103,6 @@ class Describer {
     return value(v);
   }
 
- private:
   py::object value(const c10::IValue& v) {
     if (v.isTensor()) return tensor(v.toTensor());
     if (v.isList()) {
@@ -95,6 +117,7 @@ class Describer {
     return torch::jit::toPyObject(v);
   }
 
+ private:
   py::object tensor(const at::Tensor& t) {
     if (!t.defined()) return py::none();
     const size_t i = next_tensor_++;
@@ -103,7 +126,7 @@ class Describer {
       const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
       return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
                                     dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
-                                    torch::jit::toPyObject(c10::IValue(t.item())));
+                                    torch::jit::toPyObject(c10::IValue(t.item())), false, false);
     }
     const TensorArg& first = call_.tensors[arg.slot_index];
     c10::ScalarType base_dtype = t.scalar_type();
@@ -118,7 +141,7 @@ class Describer {
     }
     return lowering().tensor_spec(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
                                   ints(t.strides()), t.storage_offset(), dtype_object(base_dtype), ints(base),
-                                  initialised, false, false, py::none());
+                                  initialised, false, false, py::none(), t.is_conj(), t.is_neg());
   }
 
   const Call& call_;
@@ -132,6 +155,12 @@ Dims dims_of(py::handle o) {
   Dims out;
   for (auto x : o) out.push_back(x.cast<int64_t>());
   return out;
+}
+
+c10::IValue number(py::handle o) {
+  if (py::isinstance<py::bool_>(o)) return o.cast<bool>();
+  if (py::isinstance<py::int_>(o)) return o.cast<int64_t>();
+  return o.cast<double>();
 }
 
 void read_plan(py::handle plan, Program& program) {
@@ -158,13 +187,16 @@ void read_plan(py::handle plan, Program& program) {
   }
   for (auto r : plan.attr("returns")) {
     const auto kind = r[py::int_(0)].cast<std::string>();
-    ReturnPlan p{ReturnPlan::kNone, 0, {}};
+    ReturnPlan p{ReturnPlan::kNone, 0, {}, {}};
     if (kind == "out" || kind == "arg") {
       p.kind = kind == "out" ? ReturnPlan::kOutput : ReturnPlan::kArgument;
       p.index = r[py::int_(1)].cast<uint32_t>();
     } else if (kind == "outs") {
       p.kind = ReturnPlan::kOutputs;
       for (auto i : r[py::int_(1)]) p.list.push_back(i.cast<uint32_t>());
+    } else if (kind == "value") {
+      p.kind = ReturnPlan::kValue;
+      p.value = number(r[py::int_(1)]);
     }
     program.returns.push_back(std::move(p));
   }
@@ -225,6 +257,7 @@ Routing resolve_route(const c10::OperatorHandle& op) {
   Routing routing{Route::kUnsupported, std::vector<ArgumentTraits>(schema.arguments().size())};
   py::gil_scoped_acquire gil;
   try {
+    const Untraced untraced;
     py::tuple r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
     routing.route = static_cast<Route>(r[0].cast<int>());
     for (auto i : r[1]) {
@@ -245,6 +278,7 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
   py::gil_scoped_acquire gil;
   std::string text;
   try {
+    const Untraced untraced;
     Describer d(call);
     py::list described;
     const auto& schema = op.schema().arguments();
@@ -270,6 +304,29 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
     throw_translated(("compiling " + c10::toString(op.operator_name()) + "\n" + text).c_str());
   }
   return built;
+}
+
+std::unique_ptr<Program> build_graph(const std::string& name, const py::object& lower,
+                                     c10::ArrayRef<c10::IValue> args, const Call& call) {
+  runtime();  // before the GIL: creating it takes the GIL itself
+  py::gil_scoped_acquire gil;
+  std::string text;
+  try {
+    const Untraced untraced;
+    Describer d(call);
+    py::list described;
+    for (const auto& arg : args) described.append(d.value(arg));
+    py::object plan = lower(described);
+    auto program = std::make_unique<Program>();
+    read_plan(plan, *program);
+    text = plan.attr("text").cast<std::string>();
+    if (!program->outputs.empty()) program->executable = load_or_compile(text);
+    return program;
+  } catch (py::error_already_set& e) {
+    rethrow_python(e);
+  } catch (const pjrt::Error&) {
+    throw_translated(("compiling " + name).c_str());
+  }
 }
 
 }  // namespace torchtpu

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <pybind11/pybind11.h>
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -32,5 +34,9 @@ struct Built {
 // and releases it for the compiler. PyTorch's own errors come out as they are.
 Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& traits,
             c10::ArrayRef<c10::IValue> args, const Call& call);
+
+// The same for a call of a compiled graph, whose plan `lower` makes; what it raises comes out as it is.
+std::unique_ptr<Program> build_graph(const std::string& name, const pybind11::object& lower,
+                                     c10::ArrayRef<c10::IValue> args, const Call& call);
 
 }  // namespace torchtpu

@@ -18,6 +18,51 @@ constexpr uint64_t word(Tag tag, uint64_t payload = 0) { return static_cast<uint
               " and ", b, "! (when calling ", name, ")");
 }
 
+// Finds the first tensor of a call with a given slot: by looking through the few that an operator has, by
+// an open-addressed table for the hundreds of a graph.
+class Slots {
+ public:
+  // The index under which `slot` was first seen, which is `index` when that is now.
+  uint32_t first(const Slot* slot, uint32_t index, const decltype(Call::tensors)& tensors) {
+    if (index < kFew) {
+      for (uint32_t i = 0; i < index; ++i) {
+        if (tensors[i].slot == slot) return i;
+      }
+      return index;
+    }
+    if (2 * (used_ + kFew) >= table_.size()) rebuild(index, tensors);
+    uint32_t& entry = find(slot, tensors);
+    if (entry != kEmpty) return entry;
+    ++used_;
+    return entry = index;
+  }
+
+ private:
+  static constexpr uint32_t kFew = 16, kEmpty = UINT32_MAX;
+
+  uint32_t& find(const Slot* slot, const decltype(Call::tensors)& tensors) {
+    const size_t mask = table_.size() - 1;
+    size_t at = (reinterpret_cast<uintptr_t>(slot) * 0x9E3779B97F4A7C15ull) >> 32 & mask;
+    while (table_[at] != kEmpty && tensors[table_[at]].slot != slot) at = (at + 1) & mask;
+    return table_[at];
+  }
+
+  void rebuild(uint32_t n, const decltype(Call::tensors)& tensors) {
+    table_.assign(std::bit_ceil(size_t{8} * (n + kFew)), kEmpty);
+    used_ = 0;
+    for (uint32_t i = 0; i < n; ++i) {
+      if (tensors[i].slot == nullptr) continue;
+      uint32_t& entry = find(tensors[i].slot, tensors);
+      if (entry != kEmpty) continue;
+      entry = i;
+      ++used_;
+    }
+  }
+
+  std::vector<uint32_t> table_;
+  size_t used_ = 0;
+};
+
 class KeyWriter {
  public:
   KeyWriter(const char* name, Call& call) : name_(name), call_(call) {}
@@ -124,13 +169,7 @@ class KeyWriter {
     }
     Slot* slot = slot_of(*t.storage().unsafeGetStorageImpl());
     const auto index = static_cast<uint32_t>(call_.tensors.size());
-    uint32_t shared = index;
-    for (uint32_t i = 0; i < index; ++i) {
-      if (call_.tensors[i].slot == slot) {
-        shared = i;
-        break;
-      }
-    }
+    const uint32_t shared = slots_.first(slot, index, call_.tensors);
     call_.tensors.push_back({&t, slot, shared, {}});
     layout(t, *slot, shared == index ? &call_.tensors.back().buffer : nullptr, shared);
   }
@@ -169,11 +208,13 @@ class KeyWriter {
     }
     key[at] = word(kTensor, static_cast<uint64_t>(t.scalar_type()) | static_cast<uint64_t>(base_dtype) << 8 |
                                 static_cast<uint64_t>(sizes.size()) << 16 | static_cast<uint64_t>(canonical) << 24 |
-                                static_cast<uint64_t>(initialised) << 25 | static_cast<uint64_t>(shared) << 32);
+                                static_cast<uint64_t>(initialised) << 25 |
+                                static_cast<uint64_t>(t.is_conj()) << 26 | static_cast<uint64_t>(t.is_neg()) << 27 | static_cast<uint64_t>(shared) << 32);
   }
 
   const char* name_;
   Call& call_;
+  Slots slots_;
   const at::Tensor* first_ = nullptr;
   const at::Tensor* foreign_ = nullptr;
 };

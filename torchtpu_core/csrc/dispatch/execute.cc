@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <atomic>
 #include <sstream>
 
@@ -49,6 +50,13 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+void release(TensorArg& arg) {
+  arg.buffer.reset();
+  BufferPtr old;
+  std::lock_guard<SpinLock> guard(arg.slot->lock);
+  old = std::move(arg.slot->buffer);
+}
+
 }  // namespace
 
 Mode mode() { return current_mode.load(std::memory_order_relaxed); }
@@ -93,6 +101,10 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
   uint64_t sequence = 0;
   if (complete != nullptr) sequence = queue::push(call.device, pjrt::Event(api, complete));
   held.clear();
+  // What was donated is gone: its slots let go before the results are counted.
+  for (int64_t i : program.donate) {
+    if (std::find(keep.begin(), keep.end(), i) == keep.end()) release(call.tensors[program.inputs[i].index]);
+  }
   c10::SmallVector<at::Tensor, 4> fresh(n_out);
   for (size_t i = 0; i < n_out; ++i) {
     const OutputPlan& plan = program.outputs[i];
@@ -120,7 +132,7 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
         results.emplace_back(at::Tensor());
         break;
       case ReturnPlan::kOutput:
-        results.emplace_back(std::move(fresh[r.index]));
+        results.emplace_back(fresh[r.index]);  // a graph may return one twice
         break;
       case ReturnPlan::kOutputs: {
         std::vector<at::Tensor> list;
@@ -130,6 +142,9 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
       }
       case ReturnPlan::kArgument:
         results.push_back(stack[first + r.index]);
+        break;
+      case ReturnPlan::kValue:
+        results.push_back(r.value);
         break;
     }
   }

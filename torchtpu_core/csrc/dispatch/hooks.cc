@@ -125,6 +125,7 @@ bool to_copy_hook(const c10::OperatorHandle& op, Stack* stack) {
 // clone(self, *, memory_format): buffers are immutable, so a clone that keeps the layout shares the buffer.
 bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   const at::Tensor& self = arg(stack, 2, 0);
+  if (self.is_conj() || self.is_neg()) return false;
   const c10::IValue& format = (*stack)[stack->size() - 1];
   const auto wanted = format.isNone() ? at::MemoryFormat::Preserve : format.toMemoryFormat();
   const auto order = physical_order(self.sizes(), self.strides());
@@ -154,6 +155,15 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   return true;
 }
 
+// x[mask] = v: a select, which needs no positions and so no read by the host.
+bool is_single_mask_put(const c10::OperatorHandle& op, const c10::IValue& indices) {
+  if (op.operator_name().name.find("index_put") == std::string::npos) return false;
+  const auto list = indices.toListRef();
+  if (list.size() != 1 || !list[0].isTensor() || !list[0].toTensor().is_privateuseone()) return false;
+  const at::Tensor& mask = list[0].toTensor();
+  return mask.dim() > 0 && (mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte);
+}
+
 // Masks become the positions they select (their number is data: one read by the host), and indices given
 // on the CPU move to the device, as on cuda.
 bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
@@ -176,7 +186,7 @@ bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
     }
     indices.push_back(t);
   }
-  if (!changed) return false;
+  if (!changed || is_single_mask_put(op, (*stack)[base + at])) return false;
   const auto expanded = at::native::expandTensors(self, indices);
   c10::List<std::optional<at::Tensor>> list;
   for (const auto& t : expanded) {

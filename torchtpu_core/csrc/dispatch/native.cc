@@ -188,6 +188,10 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_copy_from_and_resize",
       "aten::record_stream",
       // Composites over the above, better left to PyTorch.
+      "aten::_unsafe_view",
+      "aten::unsafe_chunk",
+      "aten::unsafe_split.Tensor",
+      "aten::unsafe_split_with_sizes",
       "aten::is_pinned",
       "aten::_pin_memory",
       "aten::_lazy_clone",

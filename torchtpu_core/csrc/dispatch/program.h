@@ -31,9 +31,10 @@ struct OutputPlan {
 };
 
 struct ReturnPlan {
-  enum Kind : uint8_t { kNone, kOutput, kOutputs, kArgument } kind;
+  enum Kind : uint8_t { kNone, kOutput, kOutputs, kArgument, kValue } kind;
   uint32_t index = 0;
   std::vector<uint32_t> list;
+  c10::IValue value;  // a number
 };
 
 // Immutable once in a table.

@@ -1,5 +1,6 @@
 // Puts the boxed kernel behind every ATen operator that needs one.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
 #include <unordered_set>
@@ -10,10 +11,12 @@
 namespace torchtpu {
 namespace {
 
-// Views are metadata: PyTorch's own kernels make them. An operator with a composite (implicit) kernel
-// decomposes above the backend, where autograd sees it.
+// Views are metadata, in place or not: PyTorch's own kernels make them, also those that its schemas do not
+// show as views (native_names). An operator with a composite (implicit) kernel decomposes above the backend,
+// where autograd sees it.
 bool wants_boxed(const c10::OperatorHandle& op) {
   if (!op.hasSchema() || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  if (op.hasTag(at::Tag::inplace_view)) return false;
   for (const auto& r : op.schema().returns()) {
     if (r.alias_info() != nullptr && !r.alias_info()->isWrite()) return false;
   }

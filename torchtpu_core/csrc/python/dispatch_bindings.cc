@@ -3,6 +3,7 @@
 
 #include "../dispatch/boxed.h"
 #include "../dispatch/execute.h"
+#include "../dispatch/graph.h"
 #include "../dispatch/stats.h"
 #include "bindings.h"
 
@@ -46,6 +47,11 @@ void bind_dispatch(py::module_& m) {
   m.def("get_cpu_fallback", cpu_fallback_enabled);
   m.def("set_mode", [](const std::string& name) { set_mode(mode_by_name(name)); });
   m.def("_set_default_mode", [](const std::string& name) { set_default_mode(mode_by_name(name)); });
+  // dynamic_attr: AOTAutograd reads `_boxed_call` off what a compiler returns.
+  py::class_<Graph>(m, "Graph", py::dynamic_attr())
+      .def(py::init<std::string, size_t, py::object>(), py::arg("name"), py::arg("num_inputs"), py::arg("lower"))
+      .def("__call__", &Graph::call, py::arg("args"))
+      .def_property_readonly("programs", &Graph::programs);
   m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
 }
 

@@ -1,0 +1,114 @@
+"""From Dynamo's graph to callables: AOTAutograd splits forward from backward and makes both functional, and each half becomes a
+graph of the dispatcher, with what belongs on the CPU taken there and back around it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchtpu_core.compile.graph_program import GraphProgram
+
+_count = itertools.count()
+
+
+def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The compiled form of a graph from Dynamo."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    n = next(_count)
+    return aot_autograd(
+        fw_compiler=_compiler(f"compiled forward {n}"),
+        bw_compiler=_compiler(f"compiled backward {n}"),
+        inference_compiler=_compiler(f"compiled graph {n}"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(gm, example_inputs)
+
+
+def _compiler(name: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    return lambda gm, example_inputs: runner(name, gm)
+
+
+def runner(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """What runs a functional graph: takes a list of arguments, which it empties, and returns the list of results."""
+    from torchtpu_core import _C
+
+    program = GraphProgram(gm)
+    constants = program.constants
+    graph = _C.Graph(name, program.num_inputs + len(constants), program.build)
+    host = _host_traffic(gm)
+    if not constants and host is None:
+        graph._boxed_call = True
+        return graph
+
+    on_device: list[torch.Tensor] = []  # copied there by the first call, outside of tracing
+
+    def run(args: list[Any]) -> Any:
+        if constants and not on_device:
+            on_device.extend(c.detach().to(program.device) for c in constants)
+        if host is None:
+            args.extend(on_device)
+            return graph(args)
+        given = list(args)
+        moved = {i: given[i].to(program.device) for i in host.moved}
+        for i, t in moved.items():
+            args[i] = t
+        args.extend(on_device)
+        results = graph(args)
+        for i in host.written:
+            given[i].copy_(moved[i])
+        for i in host.results:
+            results[i] = results[i].cpu()
+        for i, j in host.untouched.items():
+            results[i] = given[j]
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True)
+class _HostTraffic:
+    """What of a graph is on the CPU, by position.
+
+    moved: arguments to copy to the device; written: those of them to copy back; results: results to copy to the CPU;
+    untouched: results that are arguments on the CPU.
+    """
+
+    moved: tuple[int, ...]
+    written: tuple[int, ...]
+    results: tuple[int, ...]
+    untouched: dict[int, int]
+
+
+def _host_traffic(gm: torch.fx.GraphModule) -> _HostTraffic | None:
+    """None for a graph all on the device. 0-d CPU tensors that are only read travel as numbers."""
+    nodes = list(gm.graph.nodes)
+    placeholders = [n for n in nodes if n.op == "placeholder"]
+    position = {n: i for i, n in enumerate(placeholders)}
+    copies = {n: n.args[0] for n in nodes if n.target is torch.ops.aten.copy_.default}
+    written = {position[p] for p in copies.values() if p in position and _on_cpu(p)}
+    moved = {i for p, i in position.items() if _on_cpu(p) and p.meta["val"].dim() > 0} | written
+    results, untouched = [], {}
+    for i, node in enumerate(nodes[-1].args[0]):
+        node = copies.get(node, node)
+        if not isinstance(node, torch.fx.Node) or not _on_cpu(node):
+            continue
+        if node in position:
+            untouched[i] = position[node]
+        else:
+            results.append(i)
+    if not moved and not results:
+        return None
+    return _HostTraffic(tuple(sorted(moved)), tuple(sorted(written)), tuple(results), untouched)
+
+
+def _on_cpu(node: torch.fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.device.type == "cpu"

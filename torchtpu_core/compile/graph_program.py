@@ -1,0 +1,166 @@
+"""One call of a functional graph as one program: what the dispatcher asks for when it meets the graph with new shapes or views.
+
+The counterpart of lowering/program.py for a graph: the same specs come in, the same plan goes out. Sizes that the graph leaves
+open are those of the call, so that each set of them is a program of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchtpu_core import config
+from torchtpu_core.compile import control_flow
+from torchtpu_core.lowering import graph, program
+from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.stablehlo import Builder, Module, TensorType, Value
+
+_aten = torch.ops.aten
+
+#: elements up to which a constant on the CPU is part of the program
+_EMBEDDED = 16
+
+#: assertions about sizes: they hold for the sizes of the call, or Dynamo's guards would have stopped it
+_CHECKS = frozenset(
+    (
+        _aten._assert_scalar.default,
+        _aten.sym_constrain_range.default,
+        _aten.sym_constrain_range_for_size.default,
+    )
+)
+
+
+class GraphProgram:
+    """A functional graph, from AOTAutograd or torch.export, ready to be lowered for any call of it.
+
+    num_inputs: how many placeholders it has; constants: tensors that follow them as arguments; device: where it runs.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule):
+        self.gm = gm
+        nodes = list(gm.graph.nodes)
+        self.placeholders = [n for n in nodes if n.op == "placeholder"]
+        self.num_inputs = len(self.placeholders)
+        self.device = _device(nodes)
+        self.constants: list[torch.Tensor] = []
+        self.constant_index: dict[str, int] = {}
+        for name in dict.fromkeys(n.target for n in nodes if n.op == "get_attr"):
+            value = getattr(gm, name)
+            large = isinstance(value, torch.Tensor) and value.numel() > _EMBEDDED
+            if large or isinstance(value, torch.Tensor) and value.device.type == "tpu":
+                self.constant_index[name] = self.num_inputs + len(self.constants)
+                self.constants.append(value)
+        self.copies = {n: n.args[0] for n in nodes if n.target is _aten.copy_.default}
+        for n, target in self.copies.items():
+            if target not in self.placeholders:
+                raise NotImplementedError(f"graph node {n.format_node()} writes to no argument")
+
+    def build(self, args: Sequence[Any]) -> program.Plan:
+        """The plan for one call. `args`: TensorSpecs and numbers, for the placeholders and the constants."""
+        module = Module("graph")
+        b = module.function("main", [], public=True)
+        inputs = program.Inputs(b)
+        bases: dict[int, Value] = {}
+        lowering = _Lowering(b, self, args, inputs, bases)
+        lowering.run([lowering.argument(n, x) for n, x in zip(self.placeholders, args)])
+        plan = program.Plan()
+        results: list[Value] = []
+        self._returns(lowering, args, plan, results)
+        position = {n: i for i, n in enumerate(self.placeholders)}
+        targets = [
+            (args[position[target]], lowering.env[n]) for n, target in self.copies.items()
+        ]
+        program.write_all(b, plan, results, inputs, bases, targets)
+        program.seal(b, module, plan, results, inputs)
+        if "programs" in config.get("TORCHTPU_LOG"):
+            ops, n = plan.text.count(" = "), len(plan.inputs)
+            print(f"torchtpu program {'graph':<40} {ops:>5} ops  {n} inputs", file=sys.stderr)
+        return plan
+
+    def _returns(
+        self, lowering: _Lowering, args: Sequence[Any], plan: program.Plan, results: list[Value]
+    ) -> None:
+        """Fills in the plan's returns; a node that is returned twice is one tensor."""
+        position = {n: i for i, n in enumerate(self.placeholders)}
+        done: dict[torch.fx.Node, tuple] = {}
+        output = next(n for n in self.gm.graph.nodes if n.op == "output")
+        for node in output.args[0]:
+            if not isinstance(node, torch.fx.Node):
+                plan.returns.append(("none",) if node is None else ("value", node))
+                continue
+            target = self.copies.get(node, node)
+            if target in position:
+                plan.returns.append(("arg", position[target]))
+                continue
+            if node not in done:
+                value = lowering.env[node]
+                if value is None:
+                    done[node] = ("none",)
+                elif isinstance(value, Value):
+                    done[node] = ("out", len(results))
+                    program.new_output(lowering.b, plan, results, value, lowering.expected(node))
+                else:
+                    done[node] = ("value", value)
+            plan.returns.append(done[node])
+
+
+class _Lowering(control_flow.Interpreter):
+    """The walk over a graph for one call: open sizes are bound to those of its arguments."""
+
+    def __init__(
+        self,
+        b: Builder,
+        owner: GraphProgram,
+        args: Sequence[Any],
+        inputs: program.Inputs,
+        bases: dict[int, Value],
+    ):
+        super().__init__(b, owner.gm)
+        self.owner, self.args, self.inputs, self.bases = owner, args, inputs, bases
+        for node, x in zip(owner.placeholders, args):
+            if isinstance(x, program.TensorSpec):
+                self.bind(node.meta.get("val"), x.sizes, x.strides)
+            else:
+                self.bind_number(node.meta.get("val"), x)
+
+    def argument(self, node: torch.fx.Node, x: Any) -> Any:
+        """What a placeholder stands for; an argument that is only written or returned is not read."""
+        if not isinstance(x, program.TensorSpec):
+            return x
+        users = (u for u in node.users if u.op != "output")
+        if all(self.owner.copies.get(u) is node and u.args[1] is not node for u in users):
+            return None
+        if x.host:
+            v = self.inputs.get(("host", x.index, x.dtype), TensorType(mlir(x.dtype), ()))
+            v.weak = x.weak
+            return v
+        return program.read(self.b, self.inputs, self.bases, x)
+
+    def attribute(self, node: torch.fx.Node) -> Any:
+        index = self.owner.constant_index.get(node.target)
+        if index is None:
+            return super().attribute(node)
+        return program.read(self.b, self.inputs, self.bases, self.args[index])
+
+    def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if node.target in _CHECKS:
+            return None
+        val = node.meta.get("val")
+        if isinstance(val, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.concrete(val)
+        if node in self.owner.copies:
+            return graph.lower_op(self.b, _aten.copy.default, args, kwargs, self.expected(node))
+        return super().call(node, args, kwargs)
+
+
+def _device(nodes: Sequence[torch.fx.Node]) -> torch.device:
+    """The device of a graph: that of its tensors which are not on the CPU."""
+    for node in nodes:
+        val = node.meta.get("val")
+        for x in val if isinstance(val, (list, tuple)) else [val]:
+            if isinstance(x, torch.Tensor) and x.device.type == "tpu":
+                return x.device
+    return torch.device("tpu", torch.tpu.current_device())
