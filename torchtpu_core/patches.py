@@ -2,9 +2,10 @@
 
 torch._tensor_str._tensor_str (2.13): formatting a tensor takes dozens of small ops on it, and only a fixed list of device types
     is copied to the host first. Without this, printing one tensor would compile about thirty programs.
-torch._TorchCompileInductorWrapper.__init__, .__call__ (2.13): what `torch.compile` makes when no backend is named. PyTorch's
-    default backend is one for all devices; with this, a graph with tensors on the device gets the backend `tpu`, and any
-    other graph Inductor, as before.
+torch._TorchCompileInductorWrapper.__init__, .__call__, .get_compiler_config (2.13): what
+    `torch.compile` makes when no backend is named. PyTorch's default backend is one for all
+    devices; with this, a graph with tensors on the device gets the backend `tpu`, and any other
+    graph Inductor, as before, which is imported only then.
 """
 
 from __future__ import annotations
@@ -49,4 +50,11 @@ def _apply_to_compile() -> None:
             return compile.backend(model_, inputs_)
         return call(self, model_, inputs_, **kwargs)
 
+    def get_compiler_config(self: Any) -> dict[str, Any]:
+        from torch._inductor import config
+
+        with config.patch(self.config):
+            return config.get_config_copy()
+
     wrapper.__init__, wrapper.__call__ = __init__, __call__
+    wrapper.get_compiler_config = get_compiler_config

@@ -30,7 +30,7 @@ def assert_trains_alike(model: torch.nn.Module, *inputs: torch.Tensor, **options
     eager = model.to("tpu")
     other = copy.deepcopy(eager)
     compiled = torch.compile(other, backend="tpu", fullgraph=True)
-    for step in range(2):
+    for _ in range(2):
         for m in (eager, other):
             m.zero_grad()
         xs = [x.to("tpu").requires_grad_(x.is_floating_point()) for x in inputs]
@@ -40,7 +40,9 @@ def assert_trains_alike(model: torch.nn.Module, *inputs: torch.Tensor, **options
         expected.square().mean().backward()
         actual.square().mean().backward()
         for (name, p), q in zip(eager.named_parameters(), other.parameters()):
-            torch.testing.assert_close(q.grad, p.grad, msg=lambda m, n=name: f"{n}: {m}", **tolerance)
+            torch.testing.assert_close(
+                q.grad, p.grad, msg=lambda m, n=name: f"{n}: {m}", **tolerance
+            )
         for x, y in zip(xs, ys):
             if x.requires_grad:
                 torch.testing.assert_close(y.grad, x.grad, **tolerance)

@@ -9,7 +9,12 @@ from torch.nn import functional as F
 
 def mlp() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(12, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 5)
+        nn.Linear(12, 32),
+        nn.GELU(),
+        nn.LayerNorm(32),
+        nn.Linear(32, 32),
+        nn.SiLU(),
+        nn.Linear(32, 5),
     )
 
 

@@ -1,4 +1,6 @@
-"""State that a compiled graph changes: buffers, caches, optimizers, views, random numbers, programs on disk."""
+"""State that a compiled graph changes: buffers, caches, optimizers, views, random numbers, and the
+programs on disk.
+"""
 
 from __future__ import annotations
 

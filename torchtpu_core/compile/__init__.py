@@ -1,8 +1,8 @@
 """Compiled mode: the `torch.compile` backend `tpu`.
 
-Dynamo captures, AOTAutograd makes functional ATen graphs of it, and each graph becomes one program by the lowering that eager
-operators have. `backend` is what PyTorch finds through the entry point `torch_dynamo_backends`; neither Dynamo nor a plugin is
-loaded before it is called.
+Dynamo captures, AOTAutograd makes functional ATen graphs of it, and each graph becomes one program
+by the lowering that eager operators have. `backend` is what PyTorch finds through the entry point
+`torch_dynamo_backends`; neither Dynamo nor a plugin is loaded before it is called.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compiles a graph that Dynamo captured; a graph with nothing on the device is left to PyTorch's eager kernels."""
+    """Compiles a graph that Dynamo captured; one with nothing on the device is left to PyTorch's
+    eager kernels.
+    """
     if mode not in _MODES:
         raise ValueError(f"torch.compile: unknown mode {mode!r}; known are {_MODES[1:]}")
     if options:

@@ -1,5 +1,6 @@
-"""From Dynamo's graph to callables: AOTAutograd splits forward from backward and makes both functional, and each half becomes a
-graph of the dispatcher, with what belongs on the CPU taken there and back around it.
+"""From Dynamo's graph to callables: AOTAutograd splits forward from backward and makes both
+functional, and each half becomes a graph of the dispatcher, with what belongs on the CPU taken from
+there and back around it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _compiler(name: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Call
 
 
 def runner(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """What runs a functional graph: takes a list of arguments, which it empties, and returns the list of results."""
+    """What runs a functional graph: takes the list of arguments, which it empties; returns the list
+    of results.
+    """
     from torchtpu_core import _C
 
     program = GraphProgram(gm)
@@ -77,8 +80,8 @@ def runner(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
 class _HostTraffic:
     """What of a graph is on the CPU, by position.
 
-    moved: arguments to copy to the device; written: those of them to copy back; results: results to copy to the CPU;
-    untouched: results that are arguments on the CPU.
+    moved: arguments to copy to the device; written: those of them to copy back; results: results to
+    copy to the CPU; untouched: results that are arguments on the CPU.
     """
 
     moved: tuple[int, ...]

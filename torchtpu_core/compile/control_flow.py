@@ -1,4 +1,5 @@
-"""Graphs with more than ATen ops in them: higher-order operators as XLA's own control flow, and sizes that the graph leaves open.
+"""Graphs with more than ATen ops in them: higher-order operators as XLA's own control flow, and
+sizes that the graph leaves open.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class Interpreter(graph.Interpreter):
     """Walks a graph whose symbols are bound to numbers."""
 
     def __init__(
-        self, b: Builder, gm: torch.fx.GraphModule, symbols: dict[sympy.Symbol, sympy.Basic] | None = None
+        self,
+        b: Builder,
+        gm: torch.fx.GraphModule,
+        symbols: dict[sympy.Symbol, sympy.Basic] | None = None,
     ):
         super().__init__(b, gm)
         self.symbols: dict[sympy.Symbol, sympy.Basic] = {} if symbols is None else symbols
@@ -30,7 +34,7 @@ class Interpreter(graph.Interpreter):
     # ---- open sizes ------------------------------------------------------------------------------
 
     def bind(self, val: Any, sizes: Sequence[int], strides: Sequence[int]) -> None:
-        """Learns the symbols of a placeholder's fake tensor from the sizes and strides of the call."""
+        """Learns the symbols of a placeholder's fake tensor from the call's sizes and strides."""
         if not isinstance(val, torch.Tensor):
             return
         for fake, actual in zip((*val.shape, *val.stride()), (*sizes, *strides)):
@@ -49,7 +53,7 @@ class Interpreter(graph.Interpreter):
         value = x.node.expr.xreplace(self.symbols)
         if value.free_symbols:
             raise NotImplementedError(
-                f"a size that depends on data ({x}) is not known when a graph is compiled for the tpu device"
+                f"a size that depends on data ({x}) is not known when a graph is compiled for tpu"
             )
         return kind(value)
 
@@ -92,7 +96,9 @@ class Interpreter(graph.Interpreter):
         return [TensorType(mlir(t.dtype), tuple(t.shape)) for t in tensors]
 
 
-def _cond(walk: Interpreter, node: torch.fx.Node, pred: Any, then: Any, other: Any, operands: Any = ()) -> Any:  # fmt: skip
+def _cond(
+    walk: Interpreter, node: torch.fx.Node, pred: Any, then: Any, other: Any, operands: Any = ()
+) -> Any:
     if not isinstance(pred, Value):
         return walk.inline(then if pred else other, operands)
     b, types = walk.b, walk.types(node)
@@ -103,7 +109,9 @@ def _cond(walk: Interpreter, node: torch.fx.Node, pred: Any, then: Any, other: A
     return b.if_(b.reshape(pred, ()), branch(then), branch(other), types)
 
 
-def _while_loop(walk: Interpreter, node: torch.fx.Node, cond: Any, body: Any, carried: Any, extra: Any = ()) -> Any:  # fmt: skip
+def _while_loop(
+    walk: Interpreter, node: torch.fx.Node, cond: Any, body: Any, carried: Any, extra: Any = ()
+) -> Any:
     b = walk.b
     state = [v if isinstance(v, Value) else b.constant(v, _number(v)) for v in carried]
     drawn = random_blocks(b)
@@ -113,11 +121,13 @@ def _while_loop(walk: Interpreter, node: torch.fx.Node, cond: Any, body: Any, ca
         lambda *s: [_as_type(b, v, i.type) for v, i in zip(walk.inline(body, [*s, *extra]), state)],
     )
     if random_blocks(b) != drawn:
-        raise NotImplementedError("random numbers inside while_loop would be the same in each round")
+        raise NotImplementedError("random numbers in while_loop would repeat each round")
     return out
 
 
-def _invoke_subgraph(walk: Interpreter, node: torch.fx.Node, gm: Any, name: Any, *operands: Any) -> Any:  # fmt: skip
+def _invoke_subgraph(
+    walk: Interpreter, node: torch.fx.Node, gm: Any, name: Any, *operands: Any
+) -> Any:
     return walk.inline(gm, operands)
 
 

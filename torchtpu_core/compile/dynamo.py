@@ -1,8 +1,8 @@
 """What Dynamo has to know about the device, put in place before the first graph is captured.
 
-torch._dynamo.variables.optimizer.OptimizerVariable._set_capturable (2.13): makes optimizers keep their step counts on the
-    device, but asks `is_cuda or is_xpu` whether parameters are on one. Without this, the first compiled step would count on the
-    CPU and the second be compiled anew.
+torch._dynamo.variables.optimizer.OptimizerVariable._set_capturable (2.13): makes optimizers keep
+    their step counts on the device, but asks `is_cuda or is_xpu` whether parameters are on one.
+    Without this, the first compiled step would count on the CPU and the second be compiled anew.
 """
 
 from __future__ import annotations

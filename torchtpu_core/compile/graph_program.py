@@ -1,7 +1,9 @@
-"""One call of a functional graph as one program: what the dispatcher asks for when it meets the graph with new shapes or views.
+"""One call of a functional graph as one program: what the dispatcher asks for when it meets the
+graph with new shapes or views.
 
-The counterpart of lowering/program.py for a graph: the same specs come in, the same plan goes out. Sizes that the graph leaves
-open are those of the call, so that each set of them is a program of its own.
+The counterpart of lowering/program.py for a graph: the same specs come in, the same plan goes out.
+Sizes that the graph leaves open are those of the call, so that each set of them is a program of its
+own.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _aten = torch.ops.aten
 #: elements up to which a constant on the CPU is part of the program
 _EMBEDDED = 16
 
-#: assertions about sizes: they hold for the sizes of the call, or Dynamo's guards would have stopped it
+#: assertions about sizes: they hold for those of the call, or Dynamo's guards had stopped it
 _CHECKS = frozenset(
     (
         _aten._assert_scalar.default,
@@ -36,7 +38,8 @@ _CHECKS = frozenset(
 class GraphProgram:
     """A functional graph, from AOTAutograd or torch.export, ready to be lowered for any call of it.
 
-    num_inputs: how many placeholders it has; constants: tensors that follow them as arguments; device: where it runs.
+    num_inputs: how many placeholders it has; constants: tensors that follow them as arguments;
+    device: where it runs.
     """
 
     def __init__(self, gm: torch.fx.GraphModule):
@@ -49,8 +52,9 @@ class GraphProgram:
         self.constant_index: dict[str, int] = {}
         for name in dict.fromkeys(n.target for n in nodes if n.op == "get_attr"):
             value = getattr(gm, name)
-            large = isinstance(value, torch.Tensor) and value.numel() > _EMBEDDED
-            if large or isinstance(value, torch.Tensor) and value.device.type == "tpu":
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.numel() > _EMBEDDED or value.device.type == "tpu":
                 self.constant_index[name] = self.num_inputs + len(self.constants)
                 self.constants.append(value)
         self.copies = {n: n.args[0] for n in nodes if n.target is _aten.copy_.default}
@@ -59,7 +63,9 @@ class GraphProgram:
                 raise NotImplementedError(f"graph node {n.format_node()} writes to no argument")
 
     def build(self, args: Sequence[Any]) -> program.Plan:
-        """The plan for one call. `args`: TensorSpecs and numbers, for the placeholders and the constants."""
+        """The plan for one call. `args`: TensorSpecs and numbers, for the placeholders and then the
+        constants.
+        """
         module = Module("graph")
         b = module.function("main", [], public=True)
         inputs = program.Inputs(b)
@@ -70,9 +76,7 @@ class GraphProgram:
         results: list[Value] = []
         self._returns(lowering, args, plan, results)
         position = {n: i for i, n in enumerate(self.placeholders)}
-        targets = [
-            (args[position[target]], lowering.env[n]) for n, target in self.copies.items()
-        ]
+        targets = [(args[position[target]], lowering.env[n]) for n, target in self.copies.items()]
         program.write_all(b, plan, results, inputs, bases, targets)
         program.seal(b, module, plan, results, inputs)
         if "programs" in config.get("TORCHTPU_LOG"):
@@ -127,7 +131,7 @@ class _Lowering(control_flow.Interpreter):
                 self.bind_number(node.meta.get("val"), x)
 
     def argument(self, node: torch.fx.Node, x: Any) -> Any:
-        """What a placeholder stands for; an argument that is only written or returned is not read."""
+        """What a placeholder stands for; one that is only written or returned is not read."""
         if not isinstance(x, program.TensorSpec):
             return x
         users = (u for u in node.users if u.op != "output")

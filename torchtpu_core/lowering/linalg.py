@@ -210,7 +210,7 @@ _TERMS = [[1 / math.factorial(4 * i + j) for j in range(4)] for i in range(5)]
 
 @lowering("linalg_matrix_exp")
 def _matrix_exp(b, a):
-    """Scaled to a small norm, summed to degree 19, squared back, each matrix as often as it needs."""
+    """Scaled to a small norm, summed to degree 19, squared back as often as each matrix needs."""
     if a.numel == 0:
         return a
     real, last = T.real_of(a.dtype), a.ndim - 1

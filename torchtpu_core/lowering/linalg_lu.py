@@ -70,7 +70,7 @@ def _size(b: Builder, x: Value) -> Value:
 
 
 def _argmax(b: Builder, x: Value, ids: Value) -> Value:
-    """The first position of the largest of `x` [.., m, 1] (NaN counts as largest), as [.., 1, 1]."""
+    """The first position of the largest of `x` [.., m, 1] (or of NaN), as [.., 1, 1]."""
     x = b.select(b.is_nan(x), float("inf"), x)
     top = b.reduce_op("maximum", x, [x.ndim - 2], True)
     where = b.select(x.eq(b.expand(top, x.shape)), ids, 2**31 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.lowering.dtypes import mlir, torch_dtype
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -22,6 +22,11 @@ def dot(
 ) -> Value:
     """dot_general in the accumulation type of the operands (negative dimensions allowed); the
     caller rounds."""
+    if x.dtype != y.dtype:  # PyTorch's meta kernels let this pass, its real ones do not
+        raise RuntimeError(
+            "expected m1 and m2 to have the same dtype, but got: "
+            f"{torch_dtype(x.dtype)} != {torch_dtype(y.dtype)}"
+        )
     pairs = [([i % x.ndim for i in p], [i % y.ndim for i in q]) for p, q in (contract, batch)]
     if x.dtype == "i1":
         x, y = x.to("i32"), y.to("i32")

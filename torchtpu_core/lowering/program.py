@@ -6,6 +6,7 @@ dispatcher feeds it and wraps its results.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -178,7 +179,13 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
             f_kwargs[a.name] = x
         else:
             f_args.append(x)
-    out = graph.lower_op(b, variant.functional, f_args, f_kwargs, expected)
+    try:
+        out = graph.lower_op(b, variant.functional, f_args, f_kwargs, expected)
+    except NotImplementedError:
+        raise
+    except Exception:
+        _verdict(op, metas)
+        raise
     plan = _finish(op, variant, args, metas, b, module, inputs, bases, out, expected)
     if "programs" in config.get("TORCHTPU_LOG"):
         _log(op, args, plan)
@@ -273,6 +280,8 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
     metas = [_map_meta(to_meta, x) for x in args]
     outs = [i for i in variant.mutated if _is_out(op, i)]
     resize: list[tuple[int, tuple[int, ...]]] = []
+    if _mixes_floats(args):
+        _verdict(op, metas, only=_DTYPE_ERROR)
     result = _meta_call(op, metas)
     if result is not None and outs:
         for i in outs:
@@ -316,7 +325,7 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
         return None
     except Exception:
         tensors = _tensors(list(metas))
-        if sum(t.untyped_storage().nbytes() for t in tensors) > _SMALL:
+        if not _is_small(metas):
             raise
     cpus = pytree.tree_map(_as_cpu, list(metas))
     with torch.no_grad():
@@ -325,6 +334,36 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
         if meta.shape != cpu.shape:  # an out= tensor that was resized
             meta.resize_(cpu.shape)
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), result)
+
+
+_DTYPE_ERROR = re.compile(r"dtype|scalar type|same type")
+
+
+def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None = None) -> None:
+    """Raises what the CPU raises for these arguments (`only`: if the message matches), where it does and they are small.
+
+    Meta kernels let through mixtures of dtypes that the real ones refuse, and a lowering is not the place to check them.
+    """
+    if not _is_small(metas):
+        return
+    try:
+        with torch.no_grad():
+            _call(op, pytree.tree_map(_as_cpu, list(metas)))
+    except NotImplementedError:
+        if only is None:
+            raise
+    except Exception as e:
+        if only is None or only.search(str(e)):
+            raise
+
+
+def _is_small(metas: Sequence[Any]) -> bool:
+    return sum(t.untyped_storage().nbytes() for t in _tensors(list(metas))) <= _SMALL
+
+
+def _mixes_floats(args: Sequence[Any]) -> bool:
+    kinds = {t.dtype for t in _specs(list(args)) if not t.host and t.dtype.is_floating_point}
+    return len(kinds) > 1
 
 
 def _as_cpu(x: Any) -> Any:

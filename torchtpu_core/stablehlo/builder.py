@@ -463,6 +463,8 @@ class Builder:
     def binary(self, name: str, x: Value, y: Value) -> Value:
         if x.dtype != y.dtype or x.shape != y.shape:
             raise TypeError(f"{name}: operand types differ: {x.type} and {y.type}")
+        if name in _BITWISE and (x.dtype in T.FLOATS or x.dtype in T.COMPLEX):
+            raise TypeError(f"{name}: no bits of {x.type} are meant by this")
         return self._one(name if "." in name else f"stablehlo.{name}", [x, y], x.dtype, x.shape)
 
     def add(self, x: Value, y: Value) -> Value:
@@ -874,6 +876,11 @@ class Builder:
 
     def barrier(self, xs: Sequence[Value]) -> list[Value]:
         return self.op("stablehlo.optimization_barrier", xs, [x.type for x in xs])
+
+
+_BITWISE = frozenset(
+    ("and", "or", "xor", "shift_left", "shift_right_arithmetic", "shift_right_logical")
+)
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ void set_default_mode(Mode m) {
   if (!mode_was_set.load(std::memory_order_relaxed)) current_mode.store(m, std::memory_order_relaxed);
 }
 
-void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack) {
+c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program, Call& call) {
   Runtime& rt = runtime();
   const PJRT_Api* api = rt.client().api();
   const size_t n_in = program.inputs.size();
@@ -123,6 +123,11 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
       throw_translated(("running " + shown(name, call)).c_str());
     }
   }
+  return fresh;
+}
+
+void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack) {
+  auto fresh = launch(name, program, call);
   // Results may be arguments, so they are collected before the arguments are dropped.
   c10::SmallVector<c10::IValue, 4> results;
   const size_t first = stack.size() - num_args;
@@ -132,7 +137,7 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
         results.emplace_back(at::Tensor());
         break;
       case ReturnPlan::kOutput:
-        results.emplace_back(fresh[r.index]);  // a graph may return one twice
+        results.emplace_back(std::move(fresh[r.index]));
         break;
       case ReturnPlan::kOutputs: {
         std::vector<at::Tensor> list;
@@ -143,8 +148,7 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
       case ReturnPlan::kArgument:
         results.push_back(stack[first + r.index]);
         break;
-      case ReturnPlan::kValue:
-        results.push_back(r.value);
+      case ReturnPlan::kValue:  // only graphs
         break;
     }
   }
