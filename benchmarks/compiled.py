@@ -190,7 +190,7 @@ def measure_overhead() -> dict[str, float]:
     outputs: list[Any] = []
 
     def run() -> None:
-        outputs[:] = program.execute(buffers)
+        outputs[:] = program.execute(buffers, 0)
 
     figures["program"] = timed(run, lambda: outputs[0].to_bytes())["ms"] * 1e3
     return figures

@@ -98,6 +98,8 @@ def build(
     b = module.function(
         "main", [TensorType(mlir(t.dtype), tuple(t.shape)) for t in inputs], public=True
     )
+    for v, t in zip(b.args, inputs):
+        v.row_major = t.is_contiguous()
     feed = iter(b.args)
     values = [next(feed) if isinstance(x, torch.Tensor) else x for x in leaves]
     v_args, v_kwargs = pytree.tree_unflatten(values, spec)

@@ -6,6 +6,7 @@ transfers are counted. A lowering of the same operator takes precedence over thi
 
 _SHAPE = "the shape of the result depends on the data"
 _ASSERT = "the host raises the error, so it has to see the value"
+_BITS = "it hashes the bits of doubles, which a TPU does not have"
 _EDGES = "rare; the CPU kernel also computes the edges"
 _FACTORIZE = "XLA has no portable operator for this factorization"
 
@@ -14,13 +15,14 @@ _OPERATORS: dict[str, str] = {
         nonzero masked_select _unique _unique2 unique_dim unique_consecutive
         unique_dim_consecutive bincount repeat_interleave.Tensor
     """,
+    _BITS: "hash_tensor",
     _ASSERT: "_assert_async _assert_async.msg _functional_assert_async.msg",
     _EDGES: """
         histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_bin_cts
         _histogramdd_from_bin_tensors
     """,
     _FACTORIZE: """
-        linalg_eig _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq linalg_lu
+        linalg_eig linalg_eigvals.out _linalg_eigvals _linalg_eigh _linalg_svd linalg_lstsq linalg_lu
         linalg_lu_factor_ex linalg_lu_solve linalg_ldl_factor_ex linalg_ldl_solve linalg_qr geqrf
         ormqr linalg_householder_product _linalg_det _linalg_slogdet _linalg_solve_ex linalg_inv_ex
         lu_unpack linalg_matrix_exp

@@ -76,17 +76,36 @@ def _cholesky(b: Builder, a: Value, upper: bool) -> Value:
     return adjoint(b, factor) if upper else factor
 
 
+def _first_bad_minor(b: Builder, a: Value, failed: Value) -> Value:
+    """The order of the first leading minor that is not positive, where `failed` [..], else 0.
+
+    Factors once more, column by column; no column at all when nothing failed.
+    """
+    lead, n, last = a.shape[:-2], a.shape[-1], a.ndim - 1
+    zero = b.constant(0, "i32")
+    end = b.select(b.reduce_op("or", failed, range(failed.ndim)), b.constant(n, "i32"), 0)
+
+    def body(k: Value, rest: Value, info: Value) -> list[Value]:
+        column = b.dynamic_slice(rest, [zero] * last + [k], [*lead, n, 1])
+        pivot = b.real(b.dynamic_slice(column, [zero] * (last - 1) + [k, zero], [*lead, 1, 1]))
+        bad = ~b.reshape(pivot > 0, lead)
+        info = b.select(bad & failed & info.eq(0), b.splat(k + 1, lead), info)
+        return [k + 1, rest - column * adjoint(b, column) / pivot.to(rest.dtype), info]
+
+    state = [zero, a, b.constant(0, "i32", lead)]
+    return b.while_(state, lambda k, *_: k < end, body)[2]
+
+
 @lowering("linalg_cholesky_ex")
 def _cholesky_ex(b, a, *, upper=False, check_errors=False):
-    """XLA marks a failure by NaN: `info` is the first one on the diagonal."""
+    """Where a matrix is not positive definite XLA answers NaN."""
     factor = _cholesky(b, a, upper)
     if a.numel == 0:
         return factor, b.constant(0, "i32", a.shape[:-2])
-    bad = b.is_nan(diagonal(b, factor)).to("i32")
-    n = a.shape[-1]
-    position = b.expand(b.iota("i32", [n]) + 1, bad.shape)
-    first = b.reduce_op("minimum", b.select(bad.ne(0), position, n + 1), [bad.ndim - 1])
-    return factor, b.select(first > n, 0, first)
+    failed = b.reduce_op("or", b.is_nan(diagonal(b, factor)), [a.ndim - 2])
+    strict = triangle(b, adjoint(b, a) if upper else a, False, -1)
+    whole = strict + adjoint(b, strict) + triangle(b, triangle(b, a, False), True)
+    return factor, _first_bad_minor(b, whole, failed)
 
 
 @lowering("cholesky")

@@ -157,7 +157,7 @@ def svd(
     length = b.unsqueeze(s, s.ndim - 1)
     w = _divided(b, w, b.select(length.eq(0), 1, length))
     u = w if q is None else matmul(b, q, w)
-    # Columns of zero singular values are unknown so far: a basis that starts with the others has them
+    # A basis that starts with the known columns completes those of zero singular values.
     basis, r = qr(b, u, complete=full)
     d = diagonal(b, r)
     size = b.abs(d)

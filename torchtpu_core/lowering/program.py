@@ -283,29 +283,24 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
     if _mixes_floats(args):
         _verdict(op, metas, only=_DTYPE_ERROR)
     result = _meta_call(op, metas)
-    if result is not None and outs:
-        for i in outs:
-            for spec, meta in zip(_specs(args[i]), _tensors(metas[i])):
-                if tuple(meta.shape) != spec.sizes:
-                    resize.append((spec.index, tuple(meta.shape)))
     if variant.functional is op:
+        for i in outs:
+            _note_resized(resize, _specs(args[i]), _tensors(metas[i]))
         return metas, result, resize
-    if variant.returns_new == 0:
+    if variant.returns_new == 0 and not outs and result is not None:
         # every result lands in a mutated argument: its shape and dtype are what to expect
         targets = [metas[i] for i in variant.mutated]
-        if result is not None or not outs:
-            return metas, targets[0] if len(targets) == 1 else targets, resize
-    f_metas = [_argument(variant, metas, i) for i in variant.arguments]
-    expected = _meta_call(variant.functional, f_metas)
-    if expected is None:
-        return metas, None, resize
-    if result is None:
-        flat = pytree.tree_leaves(expected)
-        for i, meta in zip(outs, flat):
-            for spec in _specs(args[i]):
-                if isinstance(meta, torch.Tensor) and tuple(meta.shape) != spec.sizes:
-                    resize.append((spec.index, tuple(meta.shape)))
+        return metas, targets[0] if len(targets) == 1 else targets, resize
+    expected = _meta_call(variant.functional, [_argument(variant, metas, i) for i in variant.arguments])
+    if expected is not None:
+        _note_resized(resize, [t for i in outs for t in _specs(args[i])], _tensors(expected))
     return metas, expected, resize
+
+
+def _note_resized(resize: list, specs: Sequence[TensorSpec], metas: Sequence[Any]) -> None:
+    resize.extend(
+        (spec.index, tuple(meta.shape)) for spec, meta in zip(specs, metas) if tuple(meta.shape) != spec.sizes
+    )
 
 
 #: elements above which a failed inference on meta tensors is not repeated on CPU
@@ -416,6 +411,12 @@ def _finish(
     if variant.returns_new == 1 and isinstance(expected, (list, tuple)) and not single_list:
         expected = expected if variant.mutated else [expected]
     targets = _targets(variant, args, values)
+    # What meta kernels could not tell: out= tensors of another size than the values they receive.
+    outs = {t.index for i in variant.mutated if _is_out(op, i) for t in _specs(args[i])}
+    fresh = [(t, v) for t, v in targets if t.index in outs]
+    _note_resized(plan.resize, [t for t, _ in fresh], [v for _, v in fresh])
+    if plan.resize:
+        return plan
     hints = _hints(expected, new_values, single_list)
     returns_new: list[tuple] = []
     for v, hint in zip(new_values, hints):
@@ -432,10 +433,9 @@ def _finish(
             new_output(b, plan, results, v, hint)
     write_all(b, plan, results, inputs, bases, targets)
     feed = iter(returns_new)
-    mutated = list(variant.mutated)
     for r in op._schema.returns:
         if r.alias_info is not None and r.alias_info.is_write:
-            plan.returns.append(("arg", mutated.pop(0)))
+            plan.returns.append(("arg", _same_alias(op, r)))
         else:
             plan.returns.append(next(feed, ("none",)))
     seal(b, module, plan, results, inputs)
@@ -456,6 +456,16 @@ def seal(b: Builder, module: Module, plan: Plan, results: list[Value], inputs: I
         b.arg_attrs[i] = f"tf.aliasing_output = {n} : i32"
     b.finish(results)
     plan.text = str(module)
+
+
+def _same_alias(op: OpOverload, returned: torch._C.Argument) -> int:
+    """The argument that a result is the same tensor as."""
+    wanted = returned.alias_info.before_set
+    return next(
+        i
+        for i, a in enumerate(op._schema.arguments)
+        if a.alias_info is not None and a.alias_info.before_set == wanted
+    )
 
 
 def _hints(expected: Any, new_values: Sequence[Any], single_list: bool) -> list[Any]:

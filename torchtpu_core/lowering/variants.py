@@ -60,6 +60,9 @@ def variant_of(op: OpOverload) -> Variant | None:
         if any(i is None for i in order) or sum(i >= 0 for i in order) != len(by_name):
             continue
         if all(i < 0 or _same_type(a, args[i]) for a, i in zip(c_args, order)):
+            # A functional overload returns what `out=` receives, then the new values of the other
+            # arguments, then those of arguments that only its lowering knows to be written.
+            targets = [i for i in mutated if i in outs] + [i for i in mutated if i not in outs]
             n_results = len(candidate._schema.returns)
             if n_results == len(mutated):
                 new = 0
@@ -67,7 +70,9 @@ def variant_of(op: OpOverload) -> Variant | None:
                 new = new_returns
             else:
                 continue
-            return Variant(candidate, tuple(order), mutated, new)
+            c_rule = registry.find(candidate)
+            targets += [by_name[n] for n in (c_rule.mutates if c_rule else ())]
+            return Variant(candidate, tuple(order), tuple(targets), new)
     return None
 
 

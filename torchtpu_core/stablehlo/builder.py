@@ -23,13 +23,14 @@ Number = Union[bool, int, float, complex]
 
 class Value:
     """An SSA value: `name`, element type and shape. `weak` marks a scalar that does not take part in dtype promotion
-    beyond its category (a Python number). Arithmetic operators accept Values of one dtype and Python numbers, and broadcast
-    as NumPy does."""
+    beyond its category (a Python number). `row_major` is false for a tensor argument that its owner calls not contiguous (few
+    lowerings ask). Arithmetic operators accept Values of one dtype and Python numbers, and broadcast as NumPy does."""
 
-    __slots__ = ("name", "dtype", "shape", "b", "weak")
+    __slots__ = ("name", "dtype", "shape", "b", "weak", "row_major")
 
     def __init__(self, b: Builder, name: str, dtype: str, shape: tuple[int, ...], weak: bool = False):
         self.b, self.name, self.dtype, self.shape, self.weak = b, name, dtype, shape, weak
+        self.row_major = True
 
     @property
     def type(self) -> TensorType:

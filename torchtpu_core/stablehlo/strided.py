@@ -212,7 +212,10 @@ def read(
         x = _read_linear(b, x, dims, offset)
     else:
         x = _gather(b, x, dims, offset)
-    return _spread(b, x, dims, sizes)
+    out = _spread(b, x, dims, sizes)
+    dense = contiguous_strides(sizes)
+    out.row_major = all(n == 1 or s == d for n, s, d in zip(sizes, strides, dense))
+    return out
 
 
 def _check(numel: int, sizes: Sequence[int], strides: Sequence[int], offset: int) -> None:
