@@ -89,7 +89,14 @@ setup(
             "torchtpu_core._C",
             sources(),
             include_dirs=[str(ROOT / CSRC), pjrt_include_dir()],
-            extra_compile_args=["-std=c++20", "-O2", "-fvisibility=hidden", "-Wall", "-g0", f"-ffile-prefix-map={ROOT}/="],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O2",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-g0",
+                f"-ffile-prefix-map={ROOT}/=",
+            ],
             libraries=["dl"],
             depends=_headers,  # which puts them into a source distribution
         )

@@ -163,6 +163,26 @@ def test_unsupported_operator_names_its_line():
     library._destroy()
 
 
+def test_higher_order_operator_without_a_lowering_is_named():
+    from torch._higher_order_ops.scan import scan
+
+    def fn(x):
+        return scan(lambda c, y: (c + y, c * y), x[0], x)
+
+    with pytest.raises(NotImplementedError, match="scan"):
+        tpu(fn, fullgraph=True)(torch.ones(3, 2, device="tpu"))
+
+
+def test_graph_refuses_what_it_does_not_take():
+    graph = torchtpu_core._C.Graph("some graph", 2, lambda args: None)
+    with pytest.raises(RuntimeError, match="some graph takes 2 arguments, got 1"):
+        graph([torch.ones(2, device="tpu")])
+    with pytest.raises(TypeError, match="argument 1 is a str"):
+        graph([torch.ones(2, device="tpu"), "two"])
+    with pytest.raises(RuntimeError, match="all tensors to be on the same device"):
+        graph([torch.ones(2, device="tpu"), torch.ones(2)])
+
+
 def test_cond():
     def fn(x, y):
         return torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a * b, (x, y))

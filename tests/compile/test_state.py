@@ -145,6 +145,30 @@ def test_train_step(make):
         torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_a_step_by_autograd_grad_is_one_program():
+    model = models.mlp().to("tpu")
+    other = copy.deepcopy(model)
+
+    def step_of(model):
+        def step(x):
+            loss = model(x).square().mean()
+            parameters = list(model.parameters())
+            with torch.no_grad():
+                for p, g in zip(parameters, torch.autograd.grad(loss, parameters)):
+                    p.sub_(0.1 * g)
+            return loss.detach()
+
+        return step
+
+    x = torch.randn(6, 12, device="tpu")
+    eager = step_of(model)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = tpu(step_of(other))
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-5)
+        assert executions(lambda: compiled(x)) == 1
+
+
 def test_train_step_settles_and_holds_one_copy_of_its_state():
     model = nn.Linear(512, 512, bias=False).to("tpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -47,7 +47,7 @@ def test_cpu_scalar_tensors_mix():
 
 
 def test_mixed_devices_name_both():
-    with pytest.raises(RuntimeError, match="same device.*tpu:0.*cpu"):
+    with pytest.raises(RuntimeError, match=r"same device.*tpu:0.*cpu"):
         torch.ones(3, device="tpu") + torch.ones(3)
     with pytest.raises(RuntimeError, match="same device"):
         torch.nn.functional.linear(torch.ones(2, 3, device="tpu"), torch.ones(4, 3))
@@ -65,15 +65,13 @@ def test_shape_errors_name_shapes():
 
 
 def test_unsupported_op_is_named():
-    x = torch.randn(4, 4, device="tpu").to_sparse if False else torch.randn(4, 4, device="tpu")
-    with pytest.raises(NotImplementedError, match="aten::_standard_gamma|aten::"):
+    x = torch.randn(4, 4, device="tpu")
+    with pytest.raises(NotImplementedError, match="aten::_cudnn_rnn_flatten_weight"):
         torch.ops.aten._cudnn_rnn_flatten_weight([x], 1, 1, 0, 1, 0, 1, False, False)
 
 
 def test_cpu_fallback_is_opt_in_and_counted():
     x = torch.randn(3, 3, device="tpu")
-    op = torch.ops.aten._fft_c2r  # any op works: it is only asked whether the counters move
-    del op
     assert torch.tpu.get_cpu_fallback() is False
     lib = torch.library.Library("torchtpu_test", "DEF")
     lib.define("twice(Tensor x) -> Tensor")

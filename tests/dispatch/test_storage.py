@@ -1,4 +1,6 @@
-"""Storage, views and in-place writes: every tensor that shares a storage sees the same bytes, as on CPU."""
+"""Storage, views and in-place writes: every tensor that shares a storage sees the same bytes, as on
+CPU.
+"""
 
 import pytest
 import torch
@@ -92,7 +94,9 @@ def test_out_of_other_dtype():
     torch.add(torch.ones(3, device="tpu"), 1, out=out)
     assert out.dtype == torch.float64 and out.cpu().tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="can't be cast"):
-        torch.add(torch.ones(3, device="tpu"), 0.5, out=torch.empty(3, device="tpu", dtype=torch.long))
+        torch.add(
+            torch.ones(3, device="tpu"), 0.5, out=torch.empty(3, device="tpu", dtype=torch.long)
+        )
 
 
 def test_resize():
@@ -151,7 +155,9 @@ def test_complex_views():
     torch.testing.assert_close(tpu.conj().cpu(), cpu.conj())
     torch.testing.assert_close((tpu.conj() * tpu).cpu(), cpu.conj() * cpu)
     pairs = torch.randn(5, 2)
-    torch.testing.assert_close(torch.view_as_complex(pairs.to("tpu")).cpu(), torch.view_as_complex(pairs))
+    torch.testing.assert_close(
+        torch.view_as_complex(pairs.to("tpu")).cpu(), torch.view_as_complex(pairs)
+    )
 
 
 def test_clone_does_not_alias():

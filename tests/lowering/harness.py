@@ -1,6 +1,8 @@
-"""Runs one lowering without the device: op -> StableHLO -> compiled program -> result, compared with CPU.
+"""Runs one lowering without the device: op -> StableHLO -> compiled program -> result, compared
+with CPU.
 
-The program is built exactly as for the device (`graph.lower_op`), from tensors whose base is the tensor itself.
+The program is built exactly as for the device (`graph.lower_op`), from tensors whose base is the
+tensor itself.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _client():
     import os
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # The CPU plugin's default lets maximum/minimum drop NaN; the device sets the same option per program.
+    # The CPU plugin's default lets maximum/minimum drop NaN; the device sets the same option per
+    # program.
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_min_max=false"
     )
@@ -53,9 +56,22 @@ _keep: list = []
 
 
 _PJRT_TYPE = {
-    "i1": 1, "i8": 2, "i16": 3, "i32": 4, "i64": 5, "ui8": 6, "ui16": 7, "ui32": 8, "ui64": 9, "f16": 10, "f32": 11,
-    "f64": 12, "bf16": 13, "complex<f32>": 14, "complex<f64>": 15,
-}  # fmt: skip
+    "i1": 1,
+    "i8": 2,
+    "i16": 3,
+    "i32": 4,
+    "i64": 5,
+    "ui8": 6,
+    "ui16": 7,
+    "ui32": 8,
+    "ui64": 9,
+    "f16": 10,
+    "f32": 11,
+    "f64": 12,
+    "bf16": 13,
+    "complex<f32>": 14,
+    "complex<f64>": 15,
+}
 
 
 def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -116,7 +132,9 @@ def build(
 def check(
     op: Any, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
 ) -> None:
-    """Asserts that the lowering of `op` (an OpOverload) equals CPU on these arguments (dtype, shape, values)."""
+    """Asserts that the lowering of `op` (an OpOverload) equals CPU on these arguments (dtype,
+    shape, values).
+    """
     want = op(*args, **kwargs)
     want_flat = [t for t in pytree.tree_leaves(want) if isinstance(t, torch.Tensor)]
     text, inputs, metas, _ = build(op, args, kwargs)
@@ -125,10 +143,14 @@ def check(
     except Exception as e:
         raise AssertionError(f"{op} does not compile or run: {e}\n{text}") from e
     assert len(got) == len(want_flat)
+    shown = [(tuple(t.shape), t.dtype) for t in inputs]
     for g, w in zip(got, want_flat):
         r, a = TOLERANCE.get(w.dtype, (0, 0))
-        shown = [(tuple(t.shape), t.dtype) for t in inputs]
         torch.testing.assert_close(
-            g, w.contiguous(), rtol=rtol if rtol is not None else r, atol=atol if atol is not None else a,
-            equal_nan=True, msg=lambda m: f"{registry.name_of(op)} {shown}: {m}\n{text}",
-        )  # fmt: skip
+            g,
+            w.contiguous(),
+            rtol=rtol if rtol is not None else r,
+            atol=atol if atol is not None else a,
+            equal_nan=True,
+            msg=lambda m: f"{registry.name_of(op)} {shown}: {m}\n{text}",
+        )

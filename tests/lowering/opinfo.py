@@ -1,9 +1,12 @@
 """Checks lowerings without the device, on the ATen calls that PyTorch's OpInfo samples make.
 
-    python -m tests.lowering.opinfo softmax 'nn.functional.*pool.*' [--dtype bfloat16] [--samples 4] [--verbose]
+    python -m tests.lowering.opinfo softmax 'nn.functional.*pool.*' [--dtype bfloat16] [--samples 4]
+    [--verbose]
 
-Each OpInfo entry whose name matches is run on CPU, forward and backward; every ATen operator it dispatches is lowered through
-its functional overload, compiled, run and compared with what CPU computed. Prints the failures by operator.
+Each OpInfo entry whose name matches is run on CPU, forward and backward; every ATen operator it
+dispatches is lowered through
+its functional overload, compiled, run and compared with what CPU computed. Prints the failures by
+operator.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from torchtpu_core.lowering.variants import variant_of
 _SKIP = re.compile(
     r"aten::(empty|set_|resize_|_local_scalar_dense|detach|alias|as_strided|new_empty|lift_fresh|is_)"
 )
-_RANDOM = re.compile(r"aten::(rand|normal|bernoulli|uniform|exponential|cauchy|log_normal|geometric|multinomial|native_dropout|random|poisson|binomial|_standard_gamma|_sample_dirichlet|rrelu|_fused_dropout)")  # fmt: skip
+_RANDOM = re.compile(
+    r"aten::(rand|normal|bernoulli|uniform|exponential|cauchy|log_normal|geometric|multinomial|native_dropout|random|poisson|binomial|_standard_gamma|_sample_dirichlet|rrelu|_fused_dropout)"
+)
 
 
 class Recorder(TorchDispatchMode):

@@ -8,7 +8,13 @@ import torch
 from tests.lowering.harness import check
 
 aten = torch.ops.aten
-SHAPES = [((8,), (0,)), ((3, 7), (1,)), ((5, 4), (0,)), ((4, 5, 6), (2, 0)), ((3, 2, 4, 3, 2), (0, 2, 1, 3))]  # fmt: skip
+SHAPES = [
+    ((8,), (0,)),
+    ((3, 7), (1,)),
+    ((5, 4), (0,)),
+    ((4, 5, 6), (2, 0)),
+    ((3, 2, 4, 3, 2), (0, 2, 1, 3)),
+]
 
 
 @pytest.mark.parametrize("shape, dims", SHAPES)

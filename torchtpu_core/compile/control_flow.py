@@ -61,16 +61,15 @@ class Interpreter(graph.Interpreter):
         return pytree.tree_map_only(torch.Tensor, self._concrete_tensor, super().expected(node))
 
     def _concrete_tensor(self, t: torch.Tensor) -> torch.Tensor:
-        sizes, strides = t.shape, t.stride()
-        if not any(isinstance(n, torch.SymInt) for n in (*sizes, *strides)):
+        if not any(isinstance(n, torch.SymInt) for n in (*t.shape, *t.stride())):
             return t
-        sizes, strides = ([self.concrete(n) for n in ns] for ns in (sizes, strides))
+        sizes, strides = ([self.concrete(n) for n in ns] for ns in (t.shape, t.stride()))
         return torch.empty_strided(sizes, strides, dtype=t.dtype, device="meta")
 
     # ---- higher-order operators ------------------------------------------------------------------
 
     def attribute(self, node: torch.fx.Node) -> Any:
-        value = getattr(self.gm, node.target)
+        value = getattr(self.gm, str(node.target))
         return value if isinstance(value, torch.nn.Module) else super().attribute(node)
 
     def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -26,4 +26,4 @@ def apply() -> None:
                 group["capturable"] = True
         original(self, tx)
 
-    OptimizerVariable._set_capturable = _set_capturable
+    OptimizerVariable._set_capturable = _set_capturable  # type: ignore[method-assign]

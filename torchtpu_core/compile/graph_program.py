@@ -144,7 +144,7 @@ class _Lowering(control_flow.Interpreter):
         return program.read(self.b, self.inputs, self.bases, x)
 
     def attribute(self, node: torch.fx.Node) -> Any:
-        index = self.owner.constant_index.get(node.target)
+        index = self.owner.constant_index.get(str(node.target))
         if index is None:
             return super().attribute(node)
         return program.read(self.b, self.inputs, self.bases, self.args[index])
@@ -167,4 +167,4 @@ def _device(nodes: Sequence[torch.fx.Node]) -> torch.device:
         for x in val if isinstance(val, (list, tuple)) else [val]:
             if isinstance(x, torch.Tensor) and x.device.type == "tpu":
                 return x.device
-    return torch.device("tpu", torch.tpu.current_device())
+    return torch.device("tpu", torch.accelerator.current_device_index())

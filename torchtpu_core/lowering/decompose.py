@@ -1,6 +1,7 @@
 """The route through PyTorch's decompositions.
 
-An operator with no lowering of its own is traced, with PyTorch's decomposition of it, on meta tensors; the nodes of that graph are
+An operator with no lowering of its own is traced, with PyTorch's decomposition of it, on meta
+tensors; the nodes of that graph are
 lowered as any graph is, so a decomposition may end in ops that decompose further.
 """
 
@@ -25,7 +26,7 @@ def _table() -> dict[OpOverload, Callable[..., Any]]:
     import torch._refs  # registers the reference implementations
     import torch._refs.linalg
     import torch._refs.nn.functional
-    import torch._refs.special  # noqa: F401
+    import torch._refs.special
 
     return torch._decomp.global_decomposition_table["post_autograd"]
 
@@ -44,11 +45,14 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
 
 
 def lower(b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Emits `op` by way of its decomposition; NotImplementedError names the op when there is none."""
+    """Emits `op` through its decomposition; NotImplementedError names an op that has none."""
     fn = find(op)
-    # PyTorch's references end in prims whose ATen implementation is the op itself: such a circle means "not lowered".
+    # PyTorch's references end in prims whose ATen implementation is the op itself: such a circle
+    # means "not lowered".
     if fn is None or op in _under_way:
-        raise NotImplementedError(f"{op.name()} is not lowered to StableHLO and has no decomposition")
+        raise NotImplementedError(
+            f"{op.name()} is not lowered to StableHLO and has no decomposition"
+        )
     _under_way.append(op)
     try:
         return _lower(b, fn, args, kwargs)
@@ -75,11 +79,14 @@ def _lower(b: Builder, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict
         return fn(*call_args, **call_kwargs)
 
     metas = [
-        torch.empty(leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device="meta") for i in where
+        torch.empty(leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device="meta")
+        for i in where
     ]
     with torch.no_grad():
         gm = make_fx(call)(*metas)
-        if any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in gm.graph.nodes):
+        if any(
+            isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in gm.graph.nodes
+        ):
             gm = make_fx(torch.func.functionalize(call, remove="mutations"))(*metas)
     return graph.lower_graph(b, gm, [leaves[i] for i in where])
 

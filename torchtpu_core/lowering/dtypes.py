@@ -38,4 +38,5 @@ def mlir(dtype: torch.dtype) -> str:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
+    """The inverse of `mlir`."""
     return _TO_TORCH[dtype]

@@ -1,4 +1,6 @@
-"""Lowers a functional FX graph of ATen ops, node by node, into one function; and a single op, by whichever route it has."""
+"""Lowers a functional FX graph of ATen ops, node by node, into one function; and a single op, by
+whichever route it has.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from torchtpu_core.lowering import decompose, registry
 from torchtpu_core.stablehlo import Builder, Value
 
 
-def lower_op(b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], expected: Any = None) -> Any:  # fmt: skip
-    """Emits one functional op. `expected`: meta tensors of the results, when known (their dtypes are then kept)."""
+def lower_op(
+    b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], expected: Any = None
+) -> Any:
+    """Emits one functional op. `expected`: meta tensors of the results, when known (their dtypes
+    are then kept).
+    """
     rule = registry.find(op)
     if rule is not None:
         out = registry.apply(rule, b, op, args, kwargs)
@@ -29,7 +35,9 @@ def lower_graph(b: Builder, gm: torch.fx.GraphModule, inputs: Sequence[Value]) -
 
 
 class Interpreter:
-    """Walks a graph and emits its nodes in order. What a node that is no ATen op means, a subclass says."""
+    """Walks a graph and emits its nodes in order. What a node that is no ATen op means, a subclass
+    says.
+    """
 
     def __init__(self, b: Builder, gm: torch.fx.GraphModule):
         self.b, self.gm = b, gm
@@ -99,7 +107,7 @@ def _constant(b: Builder, x: Any) -> Any:
     if x.device.type == "meta":
         raise NotImplementedError("a graph constant has no data (meta tensor)")
     x = x.detach().cpu()
-    if x.dtype in (torch.bfloat16,) or x.dtype.itemsize == 1 and x.dtype.is_floating_point:
+    if x.dtype in (torch.bfloat16,) or (x.dtype.itemsize == 1 and x.dtype.is_floating_point):
         from torchtpu_core.lowering.dtypes import mlir
 
         return b.convert(b.array(x.float().numpy()), mlir(x.dtype))

@@ -210,9 +210,8 @@ def _swaps_sign(b: Builder, pivots: Value, dtype: str) -> Value:
 
 
 def _factor_for_det(b: Builder, a: Value) -> tuple[Value, Value]:
-    """PyTorch factors the transpose of a real (contiguous) matrix, and its gradient formula relies
-    on that."""
-    lu, pivots, _ = factor(b, a if a.dtype in T.COMPLEX else transpose(b, a))
+    """PyTorch factors the transpose of a real contiguous matrix: its gradients rely on that."""
+    lu, pivots, _ = factor(b, transpose(b, a) if a.row_major and a.dtype not in T.COMPLEX else a)
     return lu, pivots
 
 

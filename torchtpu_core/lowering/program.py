@@ -1,6 +1,8 @@
-"""One eager operator call as one program: what the dispatcher asks for when it meets a key for the first time.
+"""One eager operator call as one program: what the dispatcher asks for when it meets a key for the
+first time.
 
-`route` says once for each operator how it runs; `build` turns a described call into StableHLO text and the plan by which the
+`route` says once for each operator how it runs; `build` turns a described call into StableHLO text
+and the plan by which the
 dispatcher feeds it and wraps its results.
 """
 
@@ -31,7 +33,8 @@ LOWER, COMPOSITE, HOST, UNSUPPORTED = range(4)
 class TensorSpec:
     """A tensor argument as the dispatcher describes it.
 
-    index: its place among the call's tensors; slot: the first index of a tensor with the same storage.
+    index: its place among the call's tensors; slot: the first index of a tensor with the same
+    storage.
     host: a 0-d CPU tensor, given by `value`; weak: it is a wrapped Python number.
     conj, neg: the lazy conjugation and negation of PyTorch, not yet applied to the storage.
     """
@@ -72,11 +75,13 @@ class Plan:
     """A program and how to run it.
 
     inputs: ("slot", tensor) | ("host", tensor, dtype) | ("scalar", index, dtype) | ("random",)
-    outputs: (dtype, base dims, sizes, strides, tensor): tensor is the index of the tensor whose slot receives the
+    outputs: (dtype, base dims, sizes, strides, tensor): tensor is the index of the tensor whose
+    slot receives the
         new base, or -1 for a new tensor.
     returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
     donate: inputs whose buffer the program may reuse for an output.
-    resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing else is set.
+    resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing
+    else is set.
     """
 
     text: str = ""
@@ -95,12 +100,16 @@ def resolve(name: str, overload: str) -> OpOverload:
 
 
 def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
-    """(route, arguments whose numbers are run-time inputs, arguments written though the schema does not say so)."""
+    """(route, arguments whose numbers are run-time inputs, arguments written though the schema does
+    not say so).
+    """
     op = resolve(name, overload)
     variant = variants.variant_of(op)
     functional = variant.functional if variant else op
     rule = registry.find(functional)
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeExplicitAutograd")
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        op.name(), "CompositeExplicitAutograd"
+    )
     if rule is not None and variant is not None:
         names = [a.name for a in op._schema.arguments]
         return (
@@ -110,7 +119,11 @@ def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
         )
     if registry.name_of(op) in host.REASONS or registry.name_of(functional) in host.REASONS:
         return HOST, [], []
-    if variant is not None and decompose.find(functional) is not None and not _prefers_composite(op):
+    if (
+        variant is not None
+        and decompose.find(functional) is not None
+        and not _prefers_composite(op)
+    ):
         return LOWER, [], []
     if composite:
         return COMPOSITE, [], []
@@ -141,9 +154,11 @@ class Inputs:
 
 
 def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
-    """The plan for one call. `args`: every schema argument, tensors as TensorSpec, run-time numbers as ScalarSpec.
+    """The plan for one call. `args`: every schema argument, tensors as TensorSpec, run-time numbers
+    as ScalarSpec.
 
-    Raises what PyTorch raises for wrong arguments (from the operator's meta kernel) and NotImplementedError for an
+    Raises what PyTorch raises for wrong arguments (from the operator's meta kernel) and
+    NotImplementedError for an
     operator, overload or dtype that is not lowered.
     """
     op = resolve(name, overload)
@@ -227,11 +242,14 @@ def _specs(x: Any) -> list[TensorSpec]:
 def _is_wide(args: Sequence[Any]) -> bool:
     """Whether numbers must keep double precision: some tensor or requested dtype is f64 or c128."""
     wide = (torch.float64, torch.complex128)
-    return any(
-        x in wide or isinstance(x, TensorSpec) and not x.weak and x.dtype in wide
-        for x in pytree.tree_leaves(list(args))
-        if isinstance(x, (torch.dtype, TensorSpec))
-    ) or torch.get_default_dtype() in wide
+    return (
+        any(
+            x in wide or (isinstance(x, TensorSpec) and not x.weak and x.dtype in wide)
+            for x in pytree.tree_leaves(list(args))
+            if isinstance(x, (torch.dtype, TensorSpec))
+        )
+        or torch.get_default_dtype() in wide
+    )
 
 
 def scalar_dtype(value: Any, wide: bool) -> torch.dtype:
@@ -267,8 +285,10 @@ def _lazy(b: Builder, x: TensorSpec, v: Value) -> Value:
 # ---- shapes --------------------------------------------------------------------------------------
 
 
-def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tuple[list, Any, list]:
-    """(meta arguments, expected results of the functional overload or None, out tensors to resize)."""
+def _infer(
+    op: OpOverload, variant: variants.Variant, args: Sequence[Any]
+) -> tuple[list, Any, list]:
+    """(meta arguments, results of the functional overload if known, out tensors to resize)."""
 
     def to_meta(x: Any) -> Any:
         if isinstance(x, TensorSpec):
@@ -291,7 +311,9 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
         # every result lands in a mutated argument: its shape and dtype are what to expect
         targets = [metas[i] for i in variant.mutated]
         return metas, targets[0] if len(targets) == 1 else targets, resize
-    expected = _meta_call(variant.functional, [_argument(variant, metas, i) for i in variant.arguments])
+    expected = _meta_call(
+        variant.functional, [_argument(variant, metas, i) for i in variant.arguments]
+    )
     if expected is not None:
         _note_resized(resize, [t for i in outs for t in _specs(args[i])], _tensors(expected))
     return metas, expected, resize
@@ -299,7 +321,9 @@ def _infer(op: OpOverload, variant: variants.Variant, args: Sequence[Any]) -> tu
 
 def _note_resized(resize: list, specs: Sequence[TensorSpec], metas: Sequence[Any]) -> None:
     resize.extend(
-        (spec.index, tuple(meta.shape)) for spec, meta in zip(specs, metas) if tuple(meta.shape) != spec.sizes
+        (spec.index, tuple(meta.shape))
+        for spec, meta in zip(specs, metas)
+        if tuple(meta.shape) != spec.sizes
     )
 
 
@@ -310,7 +334,8 @@ _SMALL = 1 << 20
 def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
     """The op's results on meta tensors; None where it has no such kernel.
 
-    Meta kernels word some errors differently from the real ones, and a few are stricter than these: what they refuse is
+    Meta kernels word some errors differently from the real ones, and a few are stricter than these:
+    what they refuse is
     tried again on small CPU tensors of zeros, whose verdict is the user's.
     """
     try:
@@ -318,13 +343,21 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
             return _call(op, metas)
     except NotImplementedError:
         return None
-    except Exception:
+    except Exception as e:
         tensors = _tensors(list(metas))
         if not _is_small(metas):
             raise
+        refusal = e
     cpus = pytree.tree_map(_as_cpu, list(metas))
-    with torch.no_grad():
-        result = _call(op, cpus)
+    try:
+        with torch.no_grad():
+            result = _call(op, cpus)
+    except NotImplementedError:
+        # No CPU kernel to ask. PyTorch's meta kernels of some such ops stumble over a tensor that
+        # is None.
+        if isinstance(refusal, AttributeError):
+            return None
+        raise refusal from None
     for meta, cpu in zip(tensors, _tensors(cpus)):
         if meta.shape != cpu.shape:  # an out= tensor that was resized
             meta.resize_(cpu.shape)
@@ -335,9 +368,11 @@ _DTYPE_ERROR = re.compile(r"dtype|scalar type|same type")
 
 
 def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None = None) -> None:
-    """Raises what the CPU raises for these arguments (`only`: if the message matches), where it does and they are small.
+    """Raises what the CPU raises for these arguments (`only`: if the message matches), where it
+    does and they are small.
 
-    Meta kernels let through mixtures of dtypes that the real ones refuse, and a lowering is not the place to check them.
+    Meta kernels let through mixtures of dtypes that the real ones refuse, and a lowering is not the
+    place to check them.
     """
     if not _is_small(metas):
         return
@@ -407,7 +442,9 @@ def _finish(
     results: list[Value] = []
     values = list(out) if isinstance(out, (list, tuple)) else [out]
     single_list = len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "List[Tensor]"
-    new_values: list[Any] = [values] if single_list and not variant.mutated else values[: variant.returns_new]
+    new_values: list[Any] = (
+        [values] if single_list and not variant.mutated else values[: variant.returns_new]
+    )
     if variant.returns_new == 1 and isinstance(expected, (list, tuple)) and not single_list:
         expected = expected if variant.mutated else [expected]
     targets = _targets(variant, args, values)
@@ -443,16 +480,16 @@ def _finish(
 
 
 def seal(b: Builder, module: Module, plan: Plan, results: list[Value], inputs: Inputs) -> None:
-    """Completes the plan and its text: the order of the inputs, the random state, what is donated to which result."""
+    """Completes the plan and its text: the order of the inputs, the random state, what is donated
+    to which result.
+    """
     plan.random_blocks = random_blocks(b)
     key = random_input(b)
     plan.inputs = list(inputs.order)
     if key is not None:
         plan.inputs.append(("random",))
     for i in plan.donate:
-        n = next(
-            j for j, o in enumerate(plan.outputs) if o[4] >= 0 and o[4] == plan.inputs[i][1]
-        )
+        n = next(j for j, o in enumerate(plan.outputs) if o[4] >= 0 and o[4] == plan.inputs[i][1])
         b.arg_attrs[i] = f"tf.aliasing_output = {n} : i32"
     b.finish(results)
     plan.text = str(module)
@@ -471,7 +508,11 @@ def _same_alias(op: OpOverload, returned: torch._C.Argument) -> int:
 def _hints(expected: Any, new_values: Sequence[Any], single_list: bool) -> list[Any]:
     """Meta tensors (for strides) beside each new value; None where unknown."""
     if single_list:
-        return [list(expected) if expected is not None else [None] * len(new_values[0])] if new_values else []
+        return (
+            [list(expected) if expected is not None else [None] * len(new_values[0])]
+            if new_values
+            else []
+        )
     if expected is None:
         return [[None] * len(v) if isinstance(v, list) else None for v in new_values]
     flat = list(expected) if isinstance(expected, (list, tuple)) else [expected]
@@ -483,7 +524,11 @@ def new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any
     from torchtpu_core.lowering.dtypes import torch_dtype
 
     sizes = tuple(v.shape)
-    strides = tuple(hint.stride()) if isinstance(hint, torch.Tensor) else strided.contiguous_strides(sizes)
+    strides = (
+        tuple(hint.stride())
+        if isinstance(hint, torch.Tensor)
+        else strided.contiguous_strides(sizes)
+    )
     order = strided.dense_order(sizes, strides)
     if order is None:
         strides = strided.contiguous_strides(sizes)
@@ -493,13 +538,15 @@ def new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any
     plan.outputs.append((torch_dtype(v.dtype), physical.shape, sizes, strides, -1))
 
 
-def _targets(variant: variants.Variant, args: Sequence[Any], values: Sequence[Any]) -> list[tuple[TensorSpec, Value]]:
+def _targets(
+    variant: variants.Variant, args: Sequence[Any], values: Sequence[Any]
+) -> list[tuple[TensorSpec, Value]]:
     """(destination, value) for every tensor the call writes."""
     rest = list(values[variant.returns_new :]) if variant.mutated else []
     pairs: list[tuple[TensorSpec, Value]] = []
-    if len(variant.mutated) == 1 and isinstance(args[variant.mutated[0]], (list, tuple)):
-        if len(rest) != 1 or not isinstance(rest[0], (list, tuple)):
-            rest = [rest]
+    one_list = len(variant.mutated) == 1 and isinstance(args[variant.mutated[0]], (list, tuple))
+    if one_list and (len(rest) != 1 or not isinstance(rest[0], (list, tuple))):
+        rest = [rest]
     for i, v in zip(variant.mutated, rest):
         if isinstance(args[i], (list, tuple)):
             pairs.extend((d, w) for d, w in zip(args[i], v) if d is not None)
@@ -516,13 +563,20 @@ def write_all(
     bases: dict[int, Value],
     targets: Sequence[tuple[TensorSpec, Value]],
 ) -> None:
-    """Writes each value through its destination's view; one new base a slot, however many views of it are written."""
+    """Writes each value through its destination's view; one new base a slot, however many views of
+    it are written.
+    """
     done: dict[int, int] = {}
     for spec, v in targets:
         v = _lazy(b, spec, b.expand(b.convert(v, mlir(spec.dtype)), spec.sizes))
         held = spec.slot in done
         covers = strided.covers(
-            T.ITEMSIZE[mlir(spec.base_dtype)], spec.base_dims, T.ITEMSIZE[mlir(spec.dtype)], spec.sizes, spec.strides, spec.offset
+            T.ITEMSIZE[mlir(spec.base_dtype)],
+            spec.base_dims,
+            T.ITEMSIZE[mlir(spec.dtype)],
+            spec.sizes,
+            spec.strides,
+            spec.offset,
         )
         base_dtype, base_dims = mlir(spec.base_dtype), spec.base_dims
         base: Value | None = results[done[spec.slot]] if held else bases.get(spec.slot)
@@ -534,7 +588,9 @@ def write_all(
             new = b.transpose(v, order)
             out_dtype = spec.dtype
         else:
-            new = strided.write(b, base, base_dtype, base_dims, v, spec.sizes, spec.strides, spec.offset)
+            new = strided.write(
+                b, base, base_dtype, base_dims, v, spec.sizes, spec.strides, spec.offset
+            )
             out_dtype = spec.base_dtype
         entry = (out_dtype, new.shape, (), (), spec.slot)
         if held:

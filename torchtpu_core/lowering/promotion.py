@@ -1,7 +1,9 @@
 """PyTorch's type promotion on Values and Python numbers.
 
-The rule is that of `torch.result_type`: operands fall into three categories - tensors with dimensions, 0-d tensors, and numbers
-(weak) - and a lower category takes part only by its kind (bool < int < float < complex) when it is higher than the others'.
+The rule is that of `torch.result_type`: operands fall into three categories - tensors with
+dimensions, 0-d tensors, and numbers
+(weak) - and a lower category takes part only by its kind (bool < int < float < complex) when it is
+higher than the others'.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def number_dtype(x: Number) -> torch.dtype:
 
 
 def _kind(dtype: torch.dtype) -> int:
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
+    return (
+        3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
+    )
 
 
 def _weak_dtype(x: Value) -> torch.dtype:
@@ -83,7 +87,9 @@ def opmath(dtype: str) -> str:
 
 
 def promote(operands: list[Operand], kind: str = DEFAULT, upcast: bool = True) -> list[Value]:
-    """Operands converted to the compute dtype and broadcast together. With `upcast`, low-precision floats come as f32."""
+    """Operands converted to the compute dtype and broadcast together. With `upcast`, low-precision
+    floats come as f32.
+    """
     b = next(x for x in operands if isinstance(x, Value)).b
     dtype = mlir(compute_dtype(operands, kind))
     if upcast:

@@ -1,9 +1,13 @@
 """The table of lowerings: ATen operator -> function that emits StableHLO.
 
-A lowering is registered by the operator's name without the namespace, for the *functional* overload (in-place and `out=`
-variants follow from it), and gets every argument of the schema: positional ones in order, keyword-only ones by name (those it
-declares). Tensors arrive as Values, optional ones as None, lists as lists; everything else is a Python object. It returns a Value, or
-a tuple/list as in the schema. Result dtypes are converted to what PyTorch's meta kernels promise, so a body may compute in a wider type.
+A lowering is registered by the operator's name without the namespace, for the *functional* overload
+(in-place and `out=`
+variants follow from it), and gets every argument of the schema: positional ones in order, keyword-
+only ones by name (those it
+declares). Tensors arrive as Values, optional ones as None, lists as lists; everything else is a
+Python object. It returns a Value, or
+a tuple/list as in the schema. Result dtypes are converted to what PyTorch's meta kernels promise,
+so a body may compute in a wider type.
 
     @lowering("add.Tensor", promote=DEFAULT, runtime=("alpha",))
     def _add(b, x, y, *, alpha): ...
@@ -32,9 +36,11 @@ _IGNORABLE = frozenset(
 class Rule:
     """One registered lowering.
 
-    operands: positional arguments that are promoted and broadcast together (all leading tensors and scalars by default).
+    operands: positional arguments that are promoted and broadcast together (all leading tensors and
+    scalars by default).
     runtime: Scalar/float arguments that may arrive as 0-d Values (changing them never recompiles).
-    mutates: tensor arguments that the op writes although its schema does not say so; the lowering returns their new values
+    mutates: tensor arguments that the op writes although its schema does not say so; the lowering
+    returns their new values
         after the results.
     """
 
@@ -59,9 +65,11 @@ def lowering(
     runtime: Sequence[str] = (),
     mutates: Sequence[str] = (),
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a lowering for each of `names` ("add.Tensor"; "relu" is "relu.default"; "prims::iota" with a namespace).
+    """Registers a lowering for each of `names` ("add.Tensor"; "relu" is "relu.default";
+    "prims::iota" with a namespace).
 
-    promote: DEFAULT, FLOAT or LONG (see promotion.py): the operands are converted to the compute dtype and broadcast.
+    promote: DEFAULT, FLOAT or LONG (see promotion.py): the operands are converted to the compute
+    dtype and broadcast.
     upcast: low-precision floats are computed in f32 and rounded once (only with `promote`).
     """
 
@@ -88,16 +96,18 @@ def lowering(
 
 
 def canonical(name: str) -> str:
-    """"add.Tensor" -> "aten::add.Tensor", "relu" -> "aten::relu.default"."""
+    """ "add.Tensor" -> "aten::add.Tensor", "relu" -> "aten::relu.default"."""
     space, _, rest = name.rpartition("::")
     return f"{space or 'aten'}::{rest if '.' in rest else rest + '.default'}"
 
 
 def name_of(op: OpOverload) -> str:
+    """The canonical name of an overload."""
     return f"{op.namespace}::{op._opname}.{op._overloadname}"
 
 
 def find(op: OpOverload) -> Rule | None:
+    """The lowering registered for exactly this overload, or None."""
     return _RULES.get(name_of(op))
 
 
@@ -121,7 +131,9 @@ def bind(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tu
     return bound
 
 
-def apply(rule: Rule, b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def apply(
+    rule: Rule, b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """Calls a lowering with bound, promoted arguments."""
     bound = bind(op, args, kwargs)
     positional = [v for a, v in bound if not a.kwarg_only]
@@ -138,7 +150,9 @@ def apply(rule: Rule, b: Builder, op: OpOverload, args: Sequence[Any], kwargs: d
         if rule.operands is None:
             where = [i for i, v in enumerate(positional) if _is_operand(bound[i][0], v)]
         else:
-            where = [names.index(n) for n in rule.operands if positional[names.index(n)] is not None]
+            where = [
+                names.index(n) for n in rule.operands if positional[names.index(n)] is not None
+            ]
         for i, v in zip(where, _promote([positional[i] for i in where], rule.promote, rule.upcast)):
             positional[i] = v
     return rule.fn(b, *positional, **keywords)
@@ -152,7 +166,9 @@ def _is_operand(arg: Any, value: Any) -> bool:
 
 
 def conform(b: Builder, op: OpOverload, out: Any, expected: Any) -> Any:
-    """Results converted to the dtypes of `expected` (meta tensors in the same structure); a wrong shape is a bug here."""
+    """Results converted to the dtypes of `expected` (meta tensors in the same structure); a wrong
+    shape is a bug here.
+    """
     if expected is None or not isinstance(out, (Value, list, tuple)):
         return out
     if isinstance(out, Value):
@@ -160,7 +176,8 @@ def conform(b: Builder, op: OpOverload, out: Any, expected: Any) -> Any:
             return out
         if out.shape != tuple(expected.shape):
             raise AssertionError(
-                f"lowering of {name_of(op)} gives shape {out.shape}, PyTorch says {tuple(expected.shape)}"
+                f"lowering of {name_of(op)} gives shape {out.shape}, "
+                f"PyTorch says {tuple(expected.shape)}"
             )
         from torchtpu_core.lowering.dtypes import mlir
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch._ops import OpOverload
 
 from torchtpu_core.lowering import registry
 
-
 NONE, OUT_DTYPE = -1, -2
-_FACTORY = {"dtype": OUT_DTYPE, "layout": NONE, "device": NONE, "pin_memory": NONE, "generator": NONE}
+_FACTORY = {
+    "dtype": OUT_DTYPE,
+    "layout": NONE,
+    "device": NONE,
+    "pin_memory": NONE,
+    "generator": NONE,
+}
 
 
 @dataclass(frozen=True)
 class Variant:
     """How an overload maps onto the functional overload that computes its values.
 
-    functional: the overload to lower (the op itself when it mutates nothing, or has its own lowering).
-    arguments: for each argument of `functional`, the index of the argument in the op's schema; NONE for one that the op
+    functional: the overload to lower (the op itself when it mutates nothing, or has its own
+    lowering).
+    arguments: for each argument of `functional`, the index of the argument in the op's schema; NONE
+    for one that the op
         lacks, OUT_DTYPE for the dtype a factory must give its result (that of `out`).
     mutated: indices of the op's arguments that receive results, in result order.
     returns_new: how many results of `functional` come first and are returned as new tensors.
@@ -36,7 +43,7 @@ def _writes(arg: torch._C.Argument) -> bool:
     return arg.alias_info is not None and arg.alias_info.is_write
 
 
-@lru_cache(maxsize=None)
+@cache
 def variant_of(op: OpOverload) -> Variant | None:
     """None when an op mutates its arguments and no functional overload says with what."""
     args = op._schema.arguments

@@ -1,4 +1,5 @@
-"""StableHLO text: types, values, one function's body, module assembly, and strided views over a linear buffer.
+"""StableHLO text: types, values, one function's body, module assembly, and strided views over a
+linear buffer.
 
 Nothing here knows torch.
 """

@@ -1,7 +1,10 @@
-"""Builds StableHLO: a Module of functions, a Builder that emits one function's body, and the Values it names.
+"""Builds StableHLO: a Module of functions, a Builder that emits one function's body, and the Values
+it names.
 
-Ops are printed in MLIR's generic form, which is uniform and stable. Each method is one StableHLO or CHLO op (same name, same
-operand order as in the specification) and infers its result type; shapes and dtypes are checked here so that a wrong
+Ops are printed in MLIR's generic form, which is uniform and stable. Each method is one StableHLO or
+CHLO op (same name, same
+operand order as in the specification) and infers its result type; shapes and dtypes are checked
+here so that a wrong
 lowering fails with Python's stack, not in the plugin's parser.
 """
 
@@ -11,24 +14,29 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.types import TensorType
 
-Number = Union[bool, int, float, complex]
+Number = bool | int | float | complex
 
 
 class Value:
-    """An SSA value: `name`, element type and shape. `weak` marks a scalar that does not take part in dtype promotion
-    beyond its category (a Python number). `row_major` is false for a tensor argument that its owner calls not contiguous (few
-    lowerings ask). Arithmetic operators accept Values of one dtype and Python numbers, and broadcast as NumPy does."""
+    """An SSA value: `name`, element type and shape. `weak` marks a scalar that does not take part
+    in dtype promotion
+    beyond its category (a Python number). `row_major` is false for a tensor argument that its owner
+    calls not contiguous (few
+    lowerings ask). Arithmetic operators accept Values of one dtype and Python numbers, and
+    broadcast as NumPy does."""
 
-    __slots__ = ("name", "dtype", "shape", "b", "weak", "row_major")
+    __slots__ = ("b", "dtype", "name", "row_major", "shape", "weak")
 
-    def __init__(self, b: Builder, name: str, dtype: str, shape: tuple[int, ...], weak: bool = False):
+    def __init__(
+        self, b: Builder, name: str, dtype: str, shape: tuple[int, ...], weak: bool = False
+    ):
         self.b, self.name, self.dtype, self.shape, self.weak = b, name, dtype, shape, weak
         self.row_major = True
 
@@ -112,7 +120,7 @@ class Value:
         return self.b.convert(self, dtype)
 
 
-Operand = Union[Value, Number]
+Operand = Value | Number
 
 
 class Module:
@@ -200,8 +208,6 @@ def _bf16_bits(x: float) -> int:
     return (n + 0x7FFF + ((n >> 16) & 1)) >> 16
 
 
-
-
 class Builder:
     """Emits the body of one function."""
 
@@ -219,7 +225,9 @@ class Builder:
     # ---- assembly -------------------------------------------------------------------------------
 
     def add_arg(self, t: TensorType, attrs: str = "") -> Value:
-        """One more argument: the signature is printed by `finish`, so arguments may come at any time."""
+        """One more argument: the signature is printed by `finish`, so arguments may come at any
+        time.
+        """
         arg = Value(self, f"%arg{len(self.args)}", t.dtype, tuple(t.shape))
         self.args.append(arg)
         self.arg_attrs.append(attrs)
@@ -273,8 +281,15 @@ class Builder:
         self._lines.append(text)
         return outs
 
-    def _one(self, name: str, operands: Sequence[Value], dtype: str, shape: Sequence[int], attrs: str = "",
-             regions: Sequence[str] = ()) -> Value:  # fmt: skip
+    def _one(
+        self,
+        name: str,
+        operands: Sequence[Value],
+        dtype: str,
+        shape: Sequence[int],
+        attrs: str = "",
+        regions: Sequence[str] = (),
+    ) -> Value:
         return self.op(name, operands, [TensorType(dtype, tuple(shape))], attrs, regions)[0]
 
     @contextmanager
@@ -300,7 +315,9 @@ class Builder:
         block = f"^bb0({head}):\n      " if args else ""
         return "{ " + block + "\n      ".join(lines) + " }"
 
-    def call(self, function: str, operands: Sequence[Value], results: Sequence[TensorType]) -> list[Value]:
+    def call(
+        self, function: str, operands: Sequence[Value], results: Sequence[TensorType]
+    ) -> list[Value]:
         return self.op("func.call", operands, results, f"callee = @{function}")
 
     # ---- constants and shapes -------------------------------------------------------------------
@@ -329,7 +346,9 @@ class Builder:
         else:
             text = f'"0x{data.tobytes().hex().upper()}"'
         t = TensorType(dtype, data.shape)
-        return self._one("stablehlo.constant", [], dtype, data.shape, f"value = dense<{text}> : {t}")
+        return self._one(
+            "stablehlo.constant", [], dtype, data.shape, f"value = dense<{text}> : {t}"
+        )
 
     def lift(self, x: Operand, dtype: str, shape: Sequence[int] = ()) -> Value:
         """`x` as a Value of `dtype`; a number or 0-d value is broadcast to `shape`."""
@@ -364,7 +383,11 @@ class Builder:
             return x
         assert len(dims) == x.ndim, (x, shape, dims)
         out = self._one(
-            "stablehlo.broadcast_in_dim", [x], x.dtype, shape, f"broadcast_dimensions = {_ints(dims)}"
+            "stablehlo.broadcast_in_dim",
+            [x],
+            x.dtype,
+            shape,
+            f"broadcast_dimensions = {_ints(dims)}",
         )
         out.weak = x.weak
         return out
@@ -379,7 +402,7 @@ class Builder:
 
     def unsqueeze(self, x: Value, dim: int) -> Value:
         dim = dim % (x.ndim + 1)
-        return self.reshape(x, x.shape[:dim] + (1,) + x.shape[dim:])
+        return self.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:]))
 
     def squeeze(self, x: Value, dims: Sequence[int]) -> Value:
         drop = {d % x.ndim for d in dims} if x.ndim else set()
@@ -390,7 +413,11 @@ class Builder:
         if perm == tuple(range(x.ndim)):
             return x
         return self._one(
-            "stablehlo.transpose", [x], x.dtype, [x.shape[p] for p in perm], f"permutation = {_ints(perm)}"
+            "stablehlo.transpose",
+            [x],
+            x.dtype,
+            [x.shape[p] for p in perm],
+            f"permutation = {_ints(perm)}",
         )
 
     def moveaxis(self, x: Value, src: int, dst: int) -> Value:
@@ -398,12 +425,21 @@ class Builder:
         perm.insert(dst % x.ndim, src % x.ndim)
         return self.transpose(x, perm)
 
-    def slice(self, x: Value, start: Sequence[int], limit: Sequence[int], strides: Sequence[int] | None = None) -> Value:  # fmt: skip
+    def slice(
+        self,
+        x: Value,
+        start: Sequence[int],
+        limit: Sequence[int],
+        strides: Sequence[int] | None = None,
+    ) -> Value:
         strides = tuple(strides) if strides is not None else (1,) * x.ndim
         if not any(start) and tuple(limit) == x.shape and all(s == 1 for s in strides):
             return x
         shape = [max(0, -(-(e - s) // st)) for s, e, st in zip(start, limit, strides)]
-        attrs = f"start_indices = {_ints(start)}, limit_indices = {_ints(limit)}, strides = {_ints(strides)}"
+        attrs = (
+            f"start_indices = {_ints(start)}, limit_indices = {_ints(limit)}, "
+            f"strides = {_ints(strides)}"
+        )
         return self._one("stablehlo.slice", [x], x.dtype, shape, attrs)
 
     def slice_dim(self, x: Value, dim: int, start: int, limit: int, stride: int = 1) -> Value:
@@ -427,9 +463,18 @@ class Builder:
         dim = dim % xs[0].ndim
         shape = list(xs[0].shape)
         shape[dim] = sum(x.shape[dim] for x in xs)
-        return self._one("stablehlo.concatenate", xs, xs[0].dtype, shape, f"dimension = {dim} : i64")
+        return self._one(
+            "stablehlo.concatenate", xs, xs[0].dtype, shape, f"dimension = {dim} : i64"
+        )
 
-    def pad(self, x: Value, value: Operand, low: Sequence[int], high: Sequence[int], interior: Sequence[int] | None = None) -> Value:  # fmt: skip
+    def pad(
+        self,
+        x: Value,
+        value: Operand,
+        low: Sequence[int],
+        high: Sequence[int],
+        interior: Sequence[int] | None = None,
+    ) -> Value:
         """Negative `low`/`high` crop."""
         interior = tuple(interior) if interior is not None else (0,) * x.ndim
         if not any(low) and not any(high) and not any(interior):
@@ -446,7 +491,11 @@ class Builder:
 
     def reverse(self, x: Value, dims: Sequence[int]) -> Value:
         dims = [d % x.ndim for d in dims]
-        return self._one("stablehlo.reverse", [x], x.dtype, x.shape, f"dimensions = {_ints(dims)}") if dims else x
+        return (
+            self._one("stablehlo.reverse", [x], x.dtype, x.shape, f"dimensions = {_ints(dims)}")
+            if dims
+            else x
+        )
 
     def iota(self, dtype: str, shape: Sequence[int], dim: int = 0) -> Value:
         """Index along `dim` at each element."""
@@ -560,7 +609,7 @@ class Builder:
         return self.compare(x, x, "NE")
 
     def compare(self, x: Value, y: Value, direction: str) -> Value:
-        """direction: EQ NE GE GT LE LT. A float compare is IEEE (NaN compares false, but for NE)."""
+        """direction: EQ NE GE GT LE LT. Floats compare as in IEEE 754: with NaN only NE is true."""
         if x.dtype != y.dtype or x.shape != y.shape:
             raise TypeError(f"compare: operand types differ: {x.type} and {y.type}")
         kind = (
@@ -587,7 +636,9 @@ class Builder:
         return self._one("stablehlo.clamp", [lo, x, hi], x.dtype, x.shape)
 
     def convert(self, x: Value, dtype: str) -> Value:
-        """Value conversion as in PyTorch: to bool means != 0; complex to real drops the imaginary part."""
+        """Value conversion as in PyTorch: to bool means != 0; complex to real drops the imaginary
+        part.
+        """
         if x.dtype == dtype:
             return x
         if x.dtype in T.COMPLEX and dtype == "i1":
@@ -607,7 +658,7 @@ class Builder:
         src, dst = T.ITEMSIZE[x.dtype], T.ITEMSIZE[dtype]
         shape: tuple[int, ...] = x.shape
         if src > dst:
-            shape = x.shape + (src // dst,)
+            shape = (*x.shape, src // dst)
         elif src < dst:
             assert x.shape[-1] == dst // src, (x, dtype)
             shape = x.shape[:-1]
@@ -648,7 +699,9 @@ class Builder:
         )
 
     def reduce_op(self, kind: str, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-        """kind: add, multiply, maximum, minimum, and, or. Identity elements as in the specification."""
+        """kind: add, multiply, maximum, minimum, and, or. Identity elements as in the
+        specification.
+        """
         dims = [d % x.ndim for d in dims] if x.ndim else []
         out = x
         if dims:
@@ -683,7 +736,8 @@ class Builder:
         scalars = [TensorType(x.dtype, ()) for x in xs]
         attrs = (
             f"window_dimensions = {_ints(window)}, window_strides = {_ints(strides)}, "
-            f"base_dilations = {_ints(base)}, window_dilations = {_ints(wdil)}, padding = {_pairs(padding)}"
+            f"base_dilations = {_ints(base)}, window_dilations = {_ints(wdil)}, "
+            f"padding = {_pairs(padding)}"
         )
         results = [TensorType(x.dtype, tuple(shape)) for x in xs]
         region = self.region(scalars + scalars, body)
@@ -710,21 +764,33 @@ class Builder:
             "stablehlo.select_and_scatter", [x, source, init], x.dtype, x.shape, attrs, regions
         )
 
-    def sort(self, xs: Sequence[Value], dim: int, less: Callable[..., Value], stable: bool = True) -> list[Value]:
+    def sort(
+        self, xs: Sequence[Value], dim: int, less: Callable[..., Value], stable: bool = True
+    ) -> list[Value]:
         """less(a_0, b_0, a_1, b_1, ..) -> i1, on scalars, one pair an operand."""
         dim = dim % xs[0].ndim
         pairs = [TensorType(x.dtype, ()) for x in xs for _ in range(2)]
         attrs = f"dimension = {dim} : i64, is_stable = {'true' if stable else 'false'}"
-        return self.op("stablehlo.sort", xs, [x.type for x in xs], attrs, [self.region(pairs, less)])
+        return self.op(
+            "stablehlo.sort", xs, [x.type for x in xs], attrs, [self.region(pairs, less)]
+        )
 
     # ---- control flow ---------------------------------------------------------------------------
 
-    def while_(self, state: Sequence[Value], cond: Callable[..., Value], body: Callable[..., Any]) -> list[Value]:
+    def while_(
+        self, state: Sequence[Value], cond: Callable[..., Value], body: Callable[..., Any]
+    ) -> list[Value]:
         types = [s.type for s in state]
         regions = [self.region(types, cond), self.region(types, body)]
         return self.op("stablehlo.while", state, types, "", regions)
 
-    def if_(self, pred: Value, then: Callable[[], Any], other: Callable[[], Any], results: Sequence[TensorType]) -> list[Value]:  # fmt: skip
+    def if_(
+        self,
+        pred: Value,
+        then: Callable[[], Any],
+        other: Callable[[], Any],
+        results: Sequence[TensorType],
+    ) -> list[Value]:
         regions = [self.region([], then), self.region([], other)]
         return self.op("stablehlo.if", [pred], results, "", regions)
 
@@ -745,7 +811,9 @@ class Builder:
         batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
         out_dtype: str | None = None,
     ) -> Value:
-        """Result dims: batch, x's free, y's free. `out_dtype` may be wider than the operands' (accumulation type)."""
+        """Result dims: batch, x's free, y's free. `out_dtype` may be wider than the operands'
+        (accumulation type).
+        """
         cx, cy = (list(c) for c in contract)
         bx, by = (list(c) for c in batch)
         shape = [x.shape[i] for i in bx]
@@ -779,7 +847,8 @@ class Builder:
             f"window_strides = {_ints(strides)}, padding = {_pairs(padding)}, "
             f"lhs_dilation = {_ints(lhs_dilation)}, rhs_dilation = {_ints(rhs_dilation)}, "
             f"window_reversal = {_bools([False] * len(strides))}, "
-            f"feature_group_count = {feature_groups} : i64, batch_group_count = {batch_groups} : i64, "
+            f"feature_group_count = {feature_groups} : i64, "
+            f"batch_group_count = {batch_groups} : i64, "
             f"{self._precision()}"
         )
         return self._one("stablehlo.convolution", [x, w], out_dtype or x.dtype, out_shape, attrs)
@@ -802,8 +871,10 @@ class Builder:
     ) -> Value:
         attrs = (
             f"dimension_numbers = #stablehlo.gather<offset_dims = {_list(offset_dims)}, "
-            f"collapsed_slice_dims = {_list(collapsed)}, operand_batching_dims = {_list(operand_batching)}, "
-            f"start_indices_batching_dims = {_list(indices_batching)}, start_index_map = {_list(start_index_map)}, "
+            f"collapsed_slice_dims = {_list(collapsed)}, "
+            f"operand_batching_dims = {_list(operand_batching)}, "
+            f"start_indices_batching_dims = {_list(indices_batching)}, "
+            f"start_index_map = {_list(start_index_map)}, "
             f"index_vector_dim = {index_vector_dim}>, slice_sizes = {_ints(slice_sizes)}, "
             f"indices_are_sorted = {'true' if sorted_ else 'false'}"
         )
@@ -826,8 +897,10 @@ class Builder:
     ) -> list[Value]:
         """body(current.., update..) -> new, on scalars. Out-of-range updates are dropped."""
         attrs = (
-            f"scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = {_list(update_window_dims)}, "
-            f"inserted_window_dims = {_list(inserted_window_dims)}, input_batching_dims = {_list(input_batching)}, "
+            "scatter_dimension_numbers = #stablehlo.scatter<"
+            f"update_window_dims = {_list(update_window_dims)}, "
+            f"inserted_window_dims = {_list(inserted_window_dims)}, "
+            f"input_batching_dims = {_list(input_batching)}, "
             f"scatter_indices_batching_dims = {_list(indices_batching)}, "
             f"scatter_dims_to_operand_dims = {_list(scatter_dims_to_operand_dims)}, "
             f"index_vector_dim = {index_vector_dim}>, "
@@ -842,18 +915,33 @@ class Builder:
 
     # ---- the rest -------------------------------------------------------------------------------
 
-    def rng_bit_generator(self, state: Value, dtype: str, shape: Sequence[int], algorithm: str = "PHILOX") -> tuple[Value, Value]:  # fmt: skip
+    def rng_bit_generator(
+        self, state: Value, dtype: str, shape: Sequence[int], algorithm: str = "PHILOX"
+    ) -> tuple[Value, Value]:
         """(new state, random bits of an unsigned `dtype`)."""
         attrs = f"rng_algorithm = #stablehlo<rng_algorithm {algorithm}>"
         out = self.op(
-            "stablehlo.rng_bit_generator", [state], [state.type, TensorType(dtype, tuple(shape))], attrs
+            "stablehlo.rng_bit_generator",
+            [state],
+            [state.type, TensorType(dtype, tuple(shape))],
+            attrs,
         )
         return out[0], out[1]
 
     def cholesky(self, x: Value, lower: bool = True) -> Value:
-        return self._one("stablehlo.cholesky", [x], x.dtype, x.shape, f"lower = {'true' if lower else 'false'}")
+        return self._one(
+            "stablehlo.cholesky", [x], x.dtype, x.shape, f"lower = {'true' if lower else 'false'}"
+        )
 
-    def triangular_solve(self, a: Value, y: Value, left: bool, lower: bool, unit: bool, transpose: str = "NO_TRANSPOSE") -> Value:  # fmt: skip
+    def triangular_solve(
+        self,
+        a: Value,
+        y: Value,
+        left: bool,
+        lower: bool,
+        unit: bool,
+        transpose: str = "NO_TRANSPOSE",
+    ) -> Value:
         """transpose: NO_TRANSPOSE, TRANSPOSE or ADJOINT of `a`."""
         flags = (("left_side", left), ("lower", lower), ("unit_diagonal", unit))
         attrs = ", ".join(f"{k} = {'true' if v else 'false'}" for k, v in flags)
@@ -870,7 +958,9 @@ class Builder:
         attrs = f"fft_type = #stablehlo<fft_type {kind}>, fft_length = {_ints(lengths)}"
         return self._one("stablehlo.fft", [x], dtype, shape, attrs)
 
-    def custom_call(self, target: str, operands: Sequence[Value], results: Sequence[TensorType], attrs: str = "") -> list[Value]:  # fmt: skip
+    def custom_call(
+        self, target: str, operands: Sequence[Value], results: Sequence[TensorType], attrs: str = ""
+    ) -> list[Value]:
         """`attrs`: more printed attributes, such as backend_config or api_version."""
         text = f'call_target_name = "{target}"' + (f", {attrs}" if attrs else "")
         return self.op("stablehlo.custom_call", operands, results, text)
@@ -891,7 +981,9 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     for s in shapes:
         for i, d in enumerate(s, n - len(s)):
             if d != 1 and out[i] not in (1, d):
-                raise ValueError(f"shapes {', '.join(str(tuple(s)) for s in shapes)} do not broadcast")
+                raise ValueError(
+                    f"shapes {', '.join(str(tuple(s)) for s in shapes)} do not broadcast"
+                )
             out[i] = d if d != 1 else out[i]
     return tuple(out)
 

@@ -1,6 +1,7 @@
 """Element types by their MLIR spelling, and ranked tensor types.
 
-The spellings are the ones of the StableHLO specification ("Types"): `i1` is bool, `i64` signed, `ui8` unsigned,
+The spellings are the ones of the StableHLO specification ("Types"): `i1` is bool, `i64` signed,
+`ui8` unsigned,
 `complex<f32>` a pair of f32.
 """
 
@@ -80,10 +81,12 @@ class TensorType(NamedTuple):
 
 
 def is_float(dtype: str) -> bool:
+    """Floats of any width."""
     return dtype in FLOATS
 
 
 def is_complex(dtype: str) -> bool:
+    """A pair of floats."""
     return dtype in COMPLEX
 
 
@@ -93,6 +96,7 @@ def is_int(dtype: str) -> bool:
 
 
 def is_signed(dtype: str) -> bool:
+    """Signed integers."""
     return dtype in SIGNED
 
 
@@ -112,6 +116,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def bits(dtype: str) -> int:
+    """Bits that carry the value; 1 for bool."""
     return 1 if dtype == "i1" else 8 * ITEMSIZE[dtype]
 
 
@@ -124,19 +129,24 @@ def int_limits(dtype: str) -> tuple[int, int]:
 
 
 def finfo_max(dtype: str) -> float:
+    """The largest finite value."""
     return _FINFO[dtype][1]
 
 
 def finfo_tiny(dtype: str) -> float:
+    """The smallest positive normal value."""
     return _FINFO[dtype][2]
 
 
 def finfo_eps(dtype: str) -> float:
+    """The gap between 1 and the next value."""
     return 2.0 ** -_FINFO[dtype][0]
 
 
 def lowest(dtype: str) -> float | int:
-    """The identity of max: -inf for floats (lowest finite for types without inf), lowest for ints, 0 for bool."""
+    """The identity of max: -inf for floats (lowest finite for types without inf), lowest for ints,
+    0 for bool.
+    """
     if dtype in FLOATS:
         return -finfo_max(dtype) if dtype.startswith("f8E4M3") else float("-inf")
     return int_limits(dtype)[0]

@@ -48,7 +48,8 @@ class SlotTable {
 
  private:
   void grow() {
-    TORCH_CHECK(chunks_ < kMaxChunks, "more than ", uint64_t{kMaxChunks} * kChunk, " live tpu storages");
+    TORCH_CHECK(chunks_ < kMaxChunks, "more than ", uint64_t{kMaxChunks} * kChunk,
+                " live tpu storages");
     auto& chunk = slots_[chunks_];
     chunk = std::make_unique<Slot[]>(kChunk);
     for (uint32_t i = kChunk; i-- > 0;) {
@@ -87,8 +88,8 @@ BufferRef::~BufferRef() {
 }
 
 c10::DataPtr make_slot(c10::DeviceIndex device, size_t nbytes) {
-  TORCH_CHECK_WITH(OutOfMemoryError, nbytes >> kSpanBits == 0, "TPU out of memory: a storage of ", nbytes,
-                   " bytes is larger than any device");
+  TORCH_CHECK_WITH(OutOfMemoryError, nbytes >> kSpanBits == 0, "TPU out of memory: a storage of ",
+                   nbytes, " bytes is larger than any device");
   Slot* slot = table().take(device);
   // An empty tensor's data_ptr() is 0, as everywhere in PyTorch.
   void* data = nbytes == 0 ? nullptr : reinterpret_cast<void*>(slot->address);

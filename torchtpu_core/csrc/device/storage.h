@@ -42,9 +42,10 @@ class SpinLock {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-// The mutable cell behind a storage. `lock` guards dtype, dims and buffer; the rest is set while nobody
-// else knows the slot. The base (dtype, dims) describes `buffer`; with no buffer the contents are
-// uninitialised. Reading a tensor in one thread while another writes it is a race, as on every device.
+// The mutable cell behind a storage. `lock` guards dtype, dims and buffer; the rest is set while
+// nobody else knows the slot. The base (dtype, dims) describes `buffer`; with no buffer the
+// contents are uninitialised. Reading a tensor in one thread while another writes it is a race, as
+// on every device.
 struct Slot {
   SpinLock lock;
   c10::DeviceIndex device = 0;

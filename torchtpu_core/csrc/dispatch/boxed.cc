@@ -22,7 +22,8 @@ bool has_composite(const c10::OperatorHandle& op) {
 }
 
 void call_composite(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  c10::Dispatcher::singleton().callBoxedForDispatchKey(op, c10::DispatchKey::CompositeExplicitAutograd, stack);
+  c10::Dispatcher::singleton().callBoxedForDispatchKey(
+      op, c10::DispatchKey::CompositeExplicitAutograd, stack);
 }
 
 }  // namespace
@@ -30,22 +31,27 @@ void call_composite(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 bool cpu_fallback_enabled() { return fallback_enabled.load(std::memory_order_relaxed); }
 void set_cpu_fallback(bool enabled) { fallback_enabled.store(enabled, std::memory_order_relaxed); }
 
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
 
-void unsupported(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& reason) {
+void unsupported(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                 const std::string& reason) {
   if (cpu_fallback_enabled()) {
     count_fallback(short_name(op.operator_name()));
     run_on_cpu(op, stack);
     return;
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false, "The operator '", short_name(op.operator_name()), "' is not implemented for the tpu device",
-      reason.empty() ? "" : ": ", reason,
+      false, "The operator '", short_name(op.operator_name()),
+      "' is not implemented for the tpu device", reason.empty() ? "" : ": ", reason,
       ".\nTo run such operators on the CPU (slow, counted in torchtpu_core.stats()), call "
-      "torch.tpu.set_cpu_fallback(True). To ask for it, open an issue with the operator's name and its arguments.");
+      "torch.tpu.set_cpu_fallback(True). To ask for it, open an issue with the operator's name and "
+      "its arguments.");
 }
 
-BoxedKernel::BoxedKernel(const c10::OperatorName& name) : name_(short_name(name)), hook_(hook_for(name_)) {}
+BoxedKernel::BoxedKernel(const c10::OperatorName& name)
+    : name_(short_name(name)), hook_(hook_for(name_)) {}
 
 void BoxedKernel::resolve(const c10::OperatorHandle& op) {
   Routing routing = resolve_route(op);  // takes the GIL: not under our lock
@@ -55,7 +61,8 @@ void BoxedKernel::resolve(const c10::OperatorHandle& op) {
   route_.store(routing.route, std::memory_order_release);
 }
 
-void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
+                             torch::jit::Stack* stack) {
   if (hook_ != nullptr && hook_(op, stack)) return;
   if (route_.load(std::memory_order_acquire) == Route::kUnknown) [[unlikely]] {
     resolve(op);
@@ -79,8 +86,8 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
 }
 
 // The program of the call on the stack; null when the call has been handled otherwise.
-const Program* BoxedKernel::find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t n,
-                                          Call& call) {
+const Program* BoxedKernel::find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                                          size_t n, Call& call) {
   for (int attempt = 0;; ++attempt) {
     const auto args = torch::jit::last(*stack, n);
     describe(name_.c_str(), traits_, args, call);
@@ -102,14 +109,18 @@ const Program* BoxedKernel::find_or_build(const c10::OperatorHandle& op, torch::
       unsupported(op, stack, built.reason);
       return nullptr;
     }
-    TORCH_INTERNAL_ASSERT(attempt == 0, name_, ": out= tensors still have the wrong size after resizing");
+    TORCH_INTERNAL_ASSERT(attempt == 0, name_,
+                          ": out= tensors still have the wrong size after resizing");
     for (const auto& [index, sizes] : built.resize) {
       const at::Tensor& out = *call.tensors[index].tensor;
       if (out.numel() != 0) {
-        TORCH_WARN("An output with one or more elements was resized since it had shape ", out.sizes(),
-                   ", which does not match the required output shape ", c10::IntArrayRef(sizes),
-                   ". This behavior is deprecated, and in a future PyTorch release outputs will not be resized "
-                   "unless they have zero elements. You can explicitly reuse an out tensor t by resizing it, "
+        TORCH_WARN("An output with one or more elements was resized since it had shape ",
+                   out.sizes(), ", which does not match the required output shape ",
+                   c10::IntArrayRef(sizes),
+                   ". This behavior is deprecated, and in a future PyTorch release outputs will "
+                   "not be resized "
+                   "unless they have zero elements. You can explicitly reuse an out tensor t by "
+                   "resizing it, "
                    "inplace, to zero elements with t.resize_(0).");
       }
       out.resize_(sizes);

@@ -15,8 +15,8 @@
 
 namespace torchtpu {
 
-// Runs before the program of an operator is looked up. Returns whether it has handled the call (results
-// on the stack); it may also rewrite the arguments.
+// Runs before the program of an operator is looked up. Returns whether it has handled the call
+// (results on the stack); it may also rewrite the arguments.
 using Hook = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 Hook hook_for(const std::string& name);  // "aten::copy_.": name and overload; null if there is none
 
@@ -25,11 +25,13 @@ class BoxedKernel final : public c10::OperatorKernel {
  public:
   explicit BoxedKernel(const c10::OperatorName& name);
 
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack);
 
  private:
   void resolve(const c10::OperatorHandle& op);
-  const Program* find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t n, Call& call);
+  const Program* find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t n,
+                               Call& call);
 
   std::string name_;
   Hook hook_;
@@ -47,6 +49,7 @@ void set_cpu_fallback(bool enabled);
 
 // What happens to an operator with no way to run on the device: the CPU, where that is allowed, or
 // NotImplementedError.
-void unsupported(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::string& reason);
+void unsupported(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                 const std::string& reason);
 
 }  // namespace torchtpu

@@ -21,7 +21,8 @@ namespace py = pybind11;
 namespace torchtpu {
 namespace {
 
-// A Python exception that crosses C++ as PyTorch wants it: its type and traceback survive, on any thread.
+// A Python exception that crosses C++ as PyTorch wants it: its type and traceback survive, on any
+// thread.
 [[noreturn]] void rethrow_python(py::error_already_set& e) {
   e.restore();
   python_error error;
@@ -47,13 +48,14 @@ const Lowering& lowering() {
       .call_once_and_store_result([] {
         set_default_mode_from_environment();
         py::module_ m = py::module_::import("torchtpu_core.lowering.program");
-        return Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"), m.attr("ScalarSpec")};
+        return Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"),
+                        m.attr("ScalarSpec")};
       })
       .get_stored();
 }
 
-// Dynamo looks at every Python frame of a region that it compiled part of, lowerings included, unless told
-// not to.
+// Dynamo looks at every Python frame of a region that it compiled part of, lowerings included,
+// unless told not to.
 class Untraced {
  public:
   Untraced() : before_(set(py::none())) {}
@@ -91,11 +93,13 @@ class Describer {
   py::object argument(const c10::IValue& v, const c10::Argument& arg) {
     const auto kind = arg.real_type()->kind();
     auto inner = kind;
-    if (auto opt = arg.real_type()->cast<c10::OptionalType>()) inner = opt->getElementType()->kind();
+    if (auto opt = arg.real_type()->cast<c10::OptionalType>())
+      inner = opt->getElementType()->kind();
     if (v.isInt() && inner == c10::TypeKind::ScalarTypeType) {
       return dtype_object(static_cast<c10::ScalarType>(v.toInt()));
     }
-    if (v.isInt() && inner == c10::TypeKind::LayoutType) return py::cast(static_cast<c10::Layout>(v.toInt()));
+    if (v.isInt() && inner == c10::TypeKind::LayoutType)
+      return py::cast(static_cast<c10::Layout>(v.toInt()));
     if (v.isInt() && inner == c10::TypeKind::MemoryFormatType) {
       return py::cast(static_cast<c10::MemoryFormat>(v.toInt()));
     }
@@ -124,8 +128,8 @@ class Describer {
     const TensorArg& arg = call_.tensors[i];
     if (arg.slot == nullptr) {
       const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
-      return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
-                                    dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
+      return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(),
+                                    0, dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
                                     torch::jit::toPyObject(c10::IValue(t.item())), false, false);
     }
     const TensorArg& first = call_.tensors[arg.slot_index];
@@ -140,8 +144,9 @@ class Describer {
       base = uninitialised_base(t, t.storage().nbytes());
     }
     return lowering().tensor_spec(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
-                                  ints(t.strides()), t.storage_offset(), dtype_object(base_dtype), ints(base),
-                                  initialised, false, false, py::none(), t.is_conj(), t.is_neg());
+                                  ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
+                                  ints(base), initialised, false, false, py::none(), t.is_conj(),
+                                  t.is_neg());
   }
 
   const Call& call_;
@@ -168,7 +173,9 @@ void read_plan(py::handle plan, Program& program) {
     const auto kind = in[py::int_(0)].cast<std::string>();
     InputPlan p{InputPlan::kRandom, 0, c10::ScalarType::Undefined};
     if (kind != "random") {
-      p.kind = kind == "slot" ? InputPlan::kSlot : kind == "host" ? InputPlan::kHost : InputPlan::kScalar;
+      p.kind = kind == "slot"   ? InputPlan::kSlot
+               : kind == "host" ? InputPlan::kHost
+                                : InputPlan::kScalar;
       p.index = in[py::int_(1)].cast<uint32_t>();
       if (p.kind != InputPlan::kSlot) p.dtype = scalar_type(in[py::int_(2)]);
     }
@@ -206,13 +213,14 @@ void read_plan(py::handle plan, Program& program) {
 
 pjrt::CompileOptions compile_options(const pjrt::Client& client) {
   pjrt::CompileOptions options;
-  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's, keep it.
+  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's,
+  // keep it.
   if (client.platform_name() == "cpu") options.overrides["xla_cpu_enable_fast_min_max"] = false;
   return options;
 }
 
-// From the persistent cache, else compiled (and then cached). Called with the GIL, which is released
-// around the plugin's work.
+// From the persistent cache, else compiled (and then cached). Called with the GIL, which is
+// released around the plugin's work.
 std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
   pjrt::Client& client = runtime().client();
   const pjrt::CompileOptions options = compile_options(client);
@@ -237,8 +245,9 @@ std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text)
     const auto start = std::chrono::steady_clock::now();
     exe = client.compile(text, options);
     const auto spent = std::chrono::steady_clock::now() - start;
-    stats().compile_ns.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
-                                 std::memory_order_relaxed);
+    stats().compile_ns.fetch_add(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
+        std::memory_order_relaxed);
     stats().compiled.fetch_add(1, std::memory_order_relaxed);
     try {
       payload = exe->serialize();
@@ -283,9 +292,11 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
     py::list described;
     const auto& schema = op.schema().arguments();
     for (size_t i = 0; i < args.size(); ++i) described.append(d.argument(args[i], schema[i]));
-    py::object plan = lowering().build(op.operator_name().name, op.operator_name().overload_name, described);
+    py::object plan =
+        lowering().build(op.operator_name().name, op.operator_name().overload_name, described);
     for (auto r : plan.attr("resize")) {
-      built.resize.emplace_back(r[py::int_(0)].cast<uint32_t>(), r[py::int_(1)].cast<std::vector<int64_t>>());
+      built.resize.emplace_back(r[py::int_(0)].cast<uint32_t>(),
+                                r[py::int_(1)].cast<std::vector<int64_t>>());
     }
     if (!built.resize.empty()) return built;
     built.program = std::make_unique<Program>();

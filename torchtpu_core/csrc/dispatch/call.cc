@@ -9,17 +9,33 @@
 namespace torchtpu {
 namespace {
 
-enum Tag : uint64_t { kNone = 1, kTensor, kHost, kInt, kDouble, kBool, kComplex, kString, kList, kRuntime, kDevice, kOther };
+enum Tag : uint64_t {
+  kNone = 1,
+  kTensor,
+  kHost,
+  kInt,
+  kDouble,
+  kBool,
+  kComplex,
+  kString,
+  kList,
+  kRuntime,
+  kDevice,
+  kOther
+};
 
-constexpr uint64_t word(Tag tag, uint64_t payload = 0) { return static_cast<uint64_t>(tag) | payload << 8; }
+constexpr uint64_t word(Tag tag, uint64_t payload = 0) {
+  return static_cast<uint64_t>(tag) | payload << 8;
+}
 
 [[noreturn]] void mixed_devices(const char* name, c10::Device a, c10::Device b) {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a,
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at least two devices, ", a,
               " and ", b, "! (when calling ", name, ")");
 }
 
-// Finds the first tensor of a call with a given slot: by looking through the few that an operator has, by
-// an open-addressed table for the hundreds of a graph.
+// Finds the first tensor of a call with a given slot: by looking through the few that an operator
+// has, by an open-addressed table for the hundreds of a graph.
 class Slots {
  public:
   // The index under which `slot` was first seen, which is `index` when that is now.
@@ -206,10 +222,12 @@ class KeyWriter {
       key.append(strides.begin(), strides.end());
       key.push_back(static_cast<uint64_t>(t.storage_offset()));
     }
-    key[at] = word(kTensor, static_cast<uint64_t>(t.scalar_type()) | static_cast<uint64_t>(base_dtype) << 8 |
-                                static_cast<uint64_t>(sizes.size()) << 16 | static_cast<uint64_t>(canonical) << 24 |
-                                static_cast<uint64_t>(initialised) << 25 |
-                                static_cast<uint64_t>(t.is_conj()) << 26 | static_cast<uint64_t>(t.is_neg()) << 27 | static_cast<uint64_t>(shared) << 32);
+    key[at] = word(
+        kTensor,
+        static_cast<uint64_t>(t.scalar_type()) | static_cast<uint64_t>(base_dtype) << 8 |
+            static_cast<uint64_t>(sizes.size()) << 16 | static_cast<uint64_t>(canonical) << 24 |
+            static_cast<uint64_t>(initialised) << 25 | static_cast<uint64_t>(t.is_conj()) << 26 |
+            static_cast<uint64_t>(t.is_neg()) << 27 | static_cast<uint64_t>(shared) << 32);
   }
 
   const char* name_;
@@ -230,8 +248,8 @@ uint64_t hash_of(const Key& key) {
 
 }  // namespace
 
-void describe(const char* name, const std::vector<ArgumentTraits>& traits, c10::ArrayRef<c10::IValue> args,
-              Call& call) {
+void describe(const char* name, const std::vector<ArgumentTraits>& traits,
+              c10::ArrayRef<c10::IValue> args, Call& call) {
   call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
   KeyWriter d(name, call);
   for (size_t i = 0; i < args.size(); ++i) d.argument(args[i], traits[i]);

@@ -5,8 +5,8 @@
 
 namespace torchtpu {
 
-// Throws the current exception (a pjrt::Error) as c10::OutOfMemoryError, c10::NotImplementedError or
-// c10::Error, saying what was being done.
+// Throws the current exception (a pjrt::Error) as c10::OutOfMemoryError, c10::NotImplementedError
+// or c10::Error, saying what was being done.
 [[noreturn]] void throw_translated(const char* what);
 
 template <class F>

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "../device/generator.h"
-#include "../device/queue.h"
 #include "../device/memory.h"
+#include "../device/queue.h"
 #include "../device/runtime.h"
 #include "errors.h"
 #include "stats.h"
@@ -43,7 +43,8 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
     case InputPlan::kScalar:
       return number_buffer(call.scalars[plan.index]->toScalar(), plan.dtype, call.device);
     case InputPlan::kRandom: {
-      auto [seed, offset] = generator_for(call.generator, call.device).reserve(program.random_blocks);
+      auto [seed, offset] =
+          generator_for(call.generator, call.device).reserve(program.random_blocks);
       return random_state_buffer(seed, offset, call.device);
     }
   }
@@ -65,7 +66,8 @@ void set_mode(Mode m) {
   current_mode.store(m, std::memory_order_relaxed);
 }
 void set_default_mode(Mode m) {
-  if (!mode_was_set.load(std::memory_order_relaxed)) current_mode.store(m, std::memory_order_relaxed);
+  if (!mode_was_set.load(std::memory_order_relaxed))
+    current_mode.store(m, std::memory_order_relaxed);
 }
 
 c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program, Call& call) {
@@ -90,8 +92,8 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
     if (n_out == 0) {
       // nothing to compute: an op on no elements that returns nothing
     } else {
-      program.executable->execute_raw(args.data(), n_in, outs.data(), rt.pjrt_device(call.device), keep.data(),
-                                      keep.size(), &complete);
+      program.executable->execute_raw(args.data(), n_in, outs.data(), rt.pjrt_device(call.device),
+                                      keep.data(), keep.size(), &complete);
     }
   } catch (const pjrt::Error& e) {
     if (e.code() == pjrt::Code::kResourceExhausted) record_oom(call.device, false);
@@ -103,7 +105,8 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
   held.clear();
   // What was donated is gone: its slots let go before the results are counted.
   for (int64_t i : program.donate) {
-    if (std::find(keep.begin(), keep.end(), i) == keep.end()) release(call.tensors[program.inputs[i].index]);
+    if (std::find(keep.begin(), keep.end(), i) == keep.end())
+      release(call.tensors[program.inputs[i].index]);
   }
   c10::SmallVector<at::Tensor, 4> fresh(n_out);
   for (size_t i = 0; i < n_out; ++i) {
@@ -126,7 +129,8 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
   return fresh;
 }
 
-void execute(const char* name, const Program& program, Call& call, size_t num_args, torch::jit::Stack& stack) {
+void execute(const char* name, const Program& program, Call& call, size_t num_args,
+             torch::jit::Stack& stack) {
   auto fresh = launch(name, program, call);
   // Results may be arguments, so they are collected before the arguments are dropped.
   c10::SmallVector<c10::IValue, 4> results;

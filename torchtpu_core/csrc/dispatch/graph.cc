@@ -16,8 +16,8 @@ namespace py = pybind11;
 namespace torchtpu {
 namespace {
 
-// The arguments as the dispatcher takes them, borrowing the tensors from their Python objects: owning one
-// costs a reference to its object, which is given back under the GIL, once a tensor.
+// The arguments as the dispatcher takes them, borrowing the tensors from their Python objects:
+// owning one costs a reference to its object, which is given back under the GIL, once a tensor.
 class Arguments {
  public:
   Arguments(const std::string& name, const py::tuple& objects) {
@@ -36,7 +36,8 @@ class Arguments {
         values_.emplace_back(PyFloat_AS_DOUBLE(o));
       } else {
         give_back();
-        TORCH_CHECK_TYPE(false, name, ": argument ", i, " is a ", Py_TYPE(o)->tp_name, ", not a tensor or a number");
+        TORCH_CHECK_TYPE(false, name, ": argument ", i, " is a ", Py_TYPE(o)->tp_name,
+                         ", not a tensor or a number");
       }
     }
   }
@@ -84,7 +85,8 @@ py::list Graph::call(const py::list& args) {
   const size_t n = args.size();
   TORCH_CHECK(n == traits_.size(), name_, " takes ", traits_.size(), " arguments, got ", n);
   const auto objects = py::reinterpret_steal<py::tuple>(PyList_AsTuple(args.ptr()));
-  if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(n), nullptr) != 0) throw py::error_already_set();
+  if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(n), nullptr) != 0)
+    throw py::error_already_set();
   const Program* program = nullptr;
   c10::SmallVector<at::Tensor, 4> fresh;
   {

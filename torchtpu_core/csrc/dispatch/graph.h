@@ -12,8 +12,8 @@ namespace torchtpu {
 
 class Graph {
  public:
-  // `lower` makes the plan of a call from its described arguments (compile/graph_program.py). `name`
-  // stands in errors.
+  // `lower` makes the plan of a call from its described arguments (compile/graph_program.py).
+  // `name` stands in errors.
   Graph(std::string name, size_t num_inputs, pybind11::object lower);
 
   // The results of the graph for `args`, a list of tensors, numbers and None that is emptied: the

@@ -1,5 +1,5 @@
-// What some operators need before (or instead of) a program: crossing devices, sharing a buffer, indices
-// that are masks or live on the CPU.
+// What some operators need before (or instead of) a program: crossing devices, sharing a buffer,
+// indices that are masks or live on the CPU.
 #include <ATen/ATen.h>
 #include <ATen/native/IndexingUtils.h>
 
@@ -15,7 +15,9 @@ namespace {
 
 using torch::jit::Stack;
 
-at::Tensor& arg(Stack* stack, size_t n, size_t i) { return (*stack)[stack->size() - n + i].toTensor(); }
+at::Tensor& arg(Stack* stack, size_t n, size_t i) {
+  return (*stack)[stack->size() - n + i].toTensor();
+}
 
 void finish(Stack* stack, size_t n, c10::IValue result) {
   torch::jit::drop(*stack, n);
@@ -38,7 +40,8 @@ void copy_host_to_device(const at::Tensor& dst, const at::Tensor& src) {
     return;
   }
   // The values in the order of dst's memory, in dst's dtype; no copy when src is so already.
-  at::Tensor host = src.to(dst.scalar_type()).expand(dst.sizes()).permute(c10::IntArrayRef(*order)).contiguous();
+  at::Tensor host =
+      src.to(dst.scalar_type()).expand(dst.sizes()).permute(c10::IntArrayRef(*order)).contiguous();
   const Dims base = permuted(dst.sizes(), *order);
   Slot& slot = *slot_of(*dst.storage().unsafeGetStorageImpl());
   assign(slot, to_device(host, base, dst.device().index()), dst.scalar_type(), base);
@@ -59,7 +62,8 @@ void copy_across_devices(const at::Tensor& dst, const at::Tensor& src) {
     pjrt::Buffer moved = buffer->buffer.copy_to(runtime().pjrt_device(dst.device().index()));
     const Dims dims(dense.sizes().begin(), dense.sizes().end());
     assign(*slot_of(*staged.storage().unsafeGetStorageImpl()),
-           c10::make_intrusive<BufferRef>(std::move(moved), dst.device().index(), dense.nbytes()), from.dtype, from.dims);
+           c10::make_intrusive<BufferRef>(std::move(moved), dst.device().index(), dense.nbytes()),
+           from.dtype, from.dims);
   } else if (buffer) {
     staged.copy_(dense.cpu());
   }
@@ -109,20 +113,23 @@ bool copy_hook(const c10::OperatorHandle&, Stack* stack) {
   return true;
 }
 
-// _to_copy(self, *, dtype, layout, device, pin_memory, non_blocking, memory_format): a cast on the device
-// is a program; anything that crosses devices is PyTorch's composite of empty and copy_.
+// _to_copy(self, *, dtype, layout, device, pin_memory, non_blocking, memory_format): a cast on the
+// device is a program; anything that crosses devices is PyTorch's composite of empty and copy_.
 bool to_copy_hook(const c10::OperatorHandle& op, Stack* stack) {
   const at::Tensor& self = arg(stack, 7, 0);
   const c10::IValue& device = (*stack)[stack->size() - 4];
-  const bool stays = self.is_privateuseone() && !self.is_conj() && !self.is_neg() &&
-                     (device.isNone() || (device.toDevice().is_privateuseone() &&
-                                          (!device.toDevice().has_index() || device.toDevice() == self.device())));
+  const bool stays =
+      self.is_privateuseone() && !self.is_conj() && !self.is_neg() &&
+      (device.isNone() || (device.toDevice().is_privateuseone() &&
+                           (!device.toDevice().has_index() || device.toDevice() == self.device())));
   if (stays) return false;
-  c10::Dispatcher::singleton().callBoxedForDispatchKey(op, c10::DispatchKey::CompositeExplicitAutograd, stack);
+  c10::Dispatcher::singleton().callBoxedForDispatchKey(
+      op, c10::DispatchKey::CompositeExplicitAutograd, stack);
   return true;
 }
 
-// clone(self, *, memory_format): buffers are immutable, so a clone that keeps the layout shares the buffer.
+// clone(self, *, memory_format): buffers are immutable, so a clone that keeps the layout shares the
+// buffer.
 bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   const at::Tensor& self = arg(stack, 2, 0);
   if (self.is_conj() || self.is_neg()) return false;
@@ -149,8 +156,9 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
     return true;
   }
   // Strides of size-1 dims may be anything; a clone has the canonical ones.
-  at::Tensor out = wrap_buffer(std::move(buffer), dtype, dims, self.sizes(),
-                               at::empty_like(self, self.options().device(at::kMeta), wanted).strides());
+  at::Tensor out =
+      wrap_buffer(std::move(buffer), dtype, dims, self.sizes(),
+                  at::empty_like(self, self.options().device(at::kMeta), wanted).strides());
   finish(stack, 2, std::move(out));
   return true;
 }
@@ -159,13 +167,14 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
 bool is_single_mask_put(const c10::OperatorHandle& op, const c10::IValue& indices) {
   if (op.operator_name().name.find("index_put") == std::string::npos) return false;
   const auto list = indices.toListRef();
-  if (list.size() != 1 || !list[0].isTensor() || !list[0].toTensor().is_privateuseone()) return false;
+  if (list.size() != 1 || !list[0].isTensor() || !list[0].toTensor().is_privateuseone())
+    return false;
   const at::Tensor& mask = list[0].toTensor();
   return mask.dim() > 0 && (mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte);
 }
 
-// Masks become the positions they select (their number is data: one read by the host), and indices given
-// on the CPU move to the device, as on cuda.
+// Masks become the positions they select (their number is data: one read by the host), and indices
+// given on the CPU move to the device, as on cuda.
 bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
   const size_t n = op.schema().arguments().size();
   const size_t base = stack->size() - n;
@@ -200,9 +209,11 @@ bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
 bool equal_hook(const c10::OperatorHandle&, Stack* stack) {
   const at::Tensor a = arg(stack, 2, 0);
   const at::Tensor b = arg(stack, 2, 1);
-  TORCH_CHECK(a.device() == b.device(), "Expected all tensors to be on the same device, but found at least two devices, ",
+  TORCH_CHECK(a.device() == b.device(),
+              "Expected all tensors to be on the same device, but found at least two devices, ",
               a.device(), " and ", b.device(), "!");
-  TORCH_CHECK(a.dtype() == b.dtype(), "Expected all tensors to have the same dtype, but found ", a.dtype(), " and ", b.dtype());
+  TORCH_CHECK(a.dtype() == b.dtype(), "Expected all tensors to have the same dtype, but found ",
+              a.dtype(), " and ", b.dtype());
   const bool same = a.sizes().equals(b.sizes()) && (a.numel() == 0 || a.eq(b).all().item<bool>());
   finish(stack, 2, same);
   return true;

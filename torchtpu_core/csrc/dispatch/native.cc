@@ -30,28 +30,31 @@ c10::Device device_or_current(std::optional<at::Device> device) {
   return *device;
 }
 
-void check_factory(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
-  TORCH_CHECK(c10::layout_or_default(layout) == at::kStrided, "Only strided tensors can be created on tpu, got layout ",
+void check_factory(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                   std::optional<bool> pin_memory) {
+  TORCH_CHECK(c10::layout_or_default(layout) == at::kStrided,
+              "Only strided tensors can be created on tpu, got layout ",
               c10::layout_or_default(layout));
   TORCH_CHECK(!c10::pinned_memory_or_default(pin_memory), "Only dense CPU tensors can be pinned");
   pjrt_type(c10::dtype_or_default(dtype));
 }
 
-at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-                 std::optional<at::Device> device, std::optional<bool> pin_memory,
-                 std::optional<at::MemoryFormat> memory_format) {
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout> layout, std::optional<at::Device> device,
+                 std::optional<bool> pin_memory, std::optional<at::MemoryFormat> memory_format) {
   check_factory(dtype, layout, pin_memory);
   const c10::DeviceGuard guard(device_or_current(device));
   return at::detail::empty_generic(size, c10::GetAllocator(c10::DeviceType::PrivateUse1), kKeys,
                                    c10::dtype_or_default(dtype), memory_format);
 }
 
-at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                         std::optional<at::Layout> layout, std::optional<at::Device> device,
-                         std::optional<bool> pin_memory) {
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                         std::optional<at::Device> device, std::optional<bool> pin_memory) {
   check_factory(dtype, layout, pin_memory);
   const c10::DeviceGuard guard(device_or_current(device));
-  return at::detail::empty_strided_generic(size, stride, c10::GetAllocator(c10::DeviceType::PrivateUse1), kKeys,
+  return at::detail::empty_strided_generic(size, stride,
+                                           c10::GetAllocator(c10::DeviceType::PrivateUse1), kKeys,
                                            c10::dtype_or_default(dtype));
 }
 
@@ -60,7 +63,9 @@ at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArray
   return at::native::as_strided_tensorimpl(self, size, stride, offset);
 }
 
-at::Tensor view(const at::Tensor& self, at::IntArrayRef size) { return at::native::view(self, size); }
+at::Tensor view(const at::Tensor& self, at::IntArrayRef size) {
+  return at::native::view(self, size);
+}
 
 at::Tensor reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
   return at::native::_reshape_alias(self, size, stride);
@@ -73,19 +78,23 @@ at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64
 at::Tensor view_as_real(const at::Tensor& self) { return at::native::view_as_real(self); }
 at::Tensor view_as_complex(const at::Tensor& self) { return at::native::view_as_complex(self); }
 
-bool is_set_to(const at::Tensor& self, const at::Tensor& other) { return at::native::is_set_to(self, other); }
+bool is_set_to(const at::Tensor& self, const at::Tensor& other) {
+  return at::native::is_set_to(self, other);
+}
 
 // Grows the storage if the tensor now reaches beyond it.
 void fit_storage(const at::Tensor& self) {
   if (self.numel() == 0) return;
-  const auto needed = at::detail::computeStorageNbytes(self.sizes(), self.strides(), self.itemsize(),
-                                                       self.storage_offset());
+  const auto needed = at::detail::computeStorageNbytes(self.sizes(), self.strides(),
+                                                       self.itemsize(), self.storage_offset());
   if (needed > self.storage().nbytes()) resize_storage(self.storage(), needed);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size,
+                          std::optional<at::MemoryFormat> format) {
   if (!self.sizes().equals(size)) {
-    for (int64_t s : size) TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", size);
+    for (int64_t s : size)
+      TORCH_CHECK(s >= 0, "Trying to create tensor with negative dimension ", s, ": ", size);
     self.unsafeGetTensorImpl()->set_sizes_contiguous(size);
     fit_storage(self);
   }
@@ -101,8 +110,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
   return self.set_(std::move(source), 0, {n}, {1});
 }
 
-at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
-                               at::IntArrayRef stride) {
+at::Tensor& set_storage_offset(at::Tensor& self, at::Storage source, int64_t offset,
+                               at::IntArrayRef size, at::IntArrayRef stride) {
   at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_offset(offset);
@@ -142,7 +151,6 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 
 // Work on a stream is ordered by its data: nothing to record.
 void record_stream(at::Tensor&, at::Stream) {}
-
 
 }  // namespace
 

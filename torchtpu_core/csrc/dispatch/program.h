@@ -23,11 +23,11 @@ struct InputPlan {
 
 struct OutputPlan {
   c10::ScalarType dtype;
-  Dims base;      // dims of the buffer
-  Dims sizes;     // of the new tensor
-  Dims strides;   //
-  size_t nbytes;  // of the buffer
-  int32_t tensor; // whose slot receives the buffer; -1: a new tensor
+  Dims base;       // dims of the buffer
+  Dims sizes;      // of the new tensor
+  Dims strides;    //
+  size_t nbytes;   // of the buffer
+  int32_t tensor;  // whose slot receives the buffer; -1: a new tensor
 };
 
 struct ReturnPlan {

@@ -11,11 +11,12 @@
 namespace torchtpu {
 namespace {
 
-// Views are metadata, in place or not: PyTorch's own kernels make them, also those that its schemas do not
-// show as views (native_names). An operator with a composite (implicit) kernel decomposes above the backend,
-// where autograd sees it.
+// Views are metadata, in place or not: PyTorch's own kernels make them, also those that its schemas
+// do not show as views (native_names). An operator with a composite (implicit) kernel decomposes
+// above the backend, where autograd sees it.
 bool wants_boxed(const c10::OperatorHandle& op) {
-  if (!op.hasSchema() || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  if (!op.hasSchema() || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    return false;
   if (op.hasTag(at::Tag::inplace_view)) return false;
   for (const auto& r : op.schema().returns()) {
     if (r.alias_info() != nullptr && !r.alias_info()->isWrite()) return false;
@@ -23,7 +24,9 @@ bool wants_boxed(const c10::OperatorHandle& op) {
   return true;
 }
 
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { unsupported(op, stack, ""); }
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  unsupported(op, stack, "");
+}
 
 }  // namespace
 
@@ -33,14 +36,18 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (!name.name.starts_with("aten::")) continue;
-    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     if (native.contains(full)) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !wants_boxed(*op)) continue;
-    m.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(name)));
+    m.impl(full.c_str(),
+           torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(name)));
   }
 }
 
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
 
 }  // namespace torchtpu

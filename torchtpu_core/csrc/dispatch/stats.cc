@@ -31,8 +31,8 @@ std::map<std::string, uint64_t> fallback_counts() {
 
 void reset_stats() {
   Stats& s = stats();
-  for (auto* c : {&s.compiled, &s.loaded, &s.cache_hits, &s.executions, &s.to_device, &s.to_host, &s.bytes_to_device,
-                  &s.bytes_to_host, &s.fallbacks, &s.compile_ns}) {
+  for (auto* c : {&s.compiled, &s.loaded, &s.cache_hits, &s.executions, &s.to_device, &s.to_host,
+                  &s.bytes_to_device, &s.bytes_to_host, &s.fallbacks, &s.compile_ns}) {
     c->store(0, std::memory_order_relaxed);
   }
   std::lock_guard<std::mutex> guard(fallback_mutex);

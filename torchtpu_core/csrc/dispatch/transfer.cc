@@ -47,7 +47,8 @@ PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {
   for (const auto& [torch, pjrt] : kTypes) {
     if (torch == dtype) return pjrt;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "dtype ", dtype, " is not supported on tpu: XLA has no such element type");
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "dtype ", dtype,
+                              " is not supported on tpu: XLA has no such element type");
 }
 
 c10::ScalarType torch_type(PJRT_Buffer_Type type) {
@@ -57,8 +58,8 @@ c10::ScalarType torch_type(PJRT_Buffer_Type type) {
   TORCH_CHECK(false, "a buffer of element type ", pjrt::type_name(type), " has no PyTorch dtype");
 }
 
-at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides) {
+at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
   const size_t nbytes = buffer->nbytes;
   const c10::DeviceIndex device = buffer->device;
@@ -67,11 +68,11 @@ at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims
   slot->dtype = dtype;
   slot->dims = dims;
   slot->buffer = std::move(buffer);
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), nbytes,
-                                                       std::move(data), allocator, /*resizable=*/true);
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                                         c10::scalarTypeToTypeMeta(dtype));
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data), allocator, /*resizable=*/true);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return tensor;
 }
@@ -109,7 +110,8 @@ std::optional<Dims> physical_order(c10::IntArrayRef sizes, c10::IntArrayRef stri
   for (int64_t i = 0; i < n; ++i) {
     if (sizes[i] != 1) moving.push_back(i);
   }
-  std::stable_sort(moving.begin(), moving.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  std::stable_sort(moving.begin(), moving.end(),
+                   [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
   Dims second;
   for (int64_t i = 0; i < n; ++i) {
     if (sizes[i] == 1) second.push_back(i);
@@ -139,12 +141,15 @@ BufferPtr to_device(const at::Tensor& dense_cpu, const Dims& dims, c10::DeviceIn
 at::Tensor to_host(const at::Tensor& tensor) {
   Slot& slot = *slot_of(*tensor.storage().unsafeGetStorageImpl());
   auto order = physical_order(tensor.sizes(), tensor.strides());
-  const bool whole = order && tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
+  const bool whole =
+      order && tensor.storage_offset() == 0 && tensor.storage().nbytes() == tensor.nbytes();
   if (!whole) {
-    if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+    if (tensor.numel() == 0)
+      return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
     return to_host(tensor.clone(at::MemoryFormat::Contiguous));
   }
-  at::Tensor host = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  at::Tensor host =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
   BufferPtr buffer;
   {
     std::lock_guard<SpinLock> guard(slot.lock);
@@ -178,39 +183,58 @@ struct NumberCache {
 template <class T>
 BufferPtr upload(T value, c10::ScalarType dtype, c10::DeviceIndex device) {
   Runtime& rt = runtime();
-  pjrt::Buffer buffer = rt.client().buffer_from_host(&value, pjrt_type(dtype), {}, rt.device(device));
+  pjrt::Buffer buffer =
+      rt.client().buffer_from_host(&value, pjrt_type(dtype), {}, rt.device(device));
   return c10::make_intrusive<BufferRef>(std::move(buffer), device, sizeof(T));
 }
 
 BufferPtr upload_number(const c10::Scalar& v, c10::ScalarType dtype, c10::DeviceIndex device) {
   using S = c10::ScalarType;
   switch (dtype) {
-    case S::Bool: return upload(v.to<bool>(), dtype, device);
-    case S::Char: return upload(v.to<int8_t>(), dtype, device);
-    case S::Short: return upload(v.to<int16_t>(), dtype, device);
-    case S::Int: return upload(v.to<int32_t>(), dtype, device);
-    case S::Long: return upload(v.to<int64_t>(), dtype, device);
-    case S::Byte: return upload(v.to<uint8_t>(), dtype, device);
-    case S::UInt16: return upload(v.to<uint16_t>(), dtype, device);
-    case S::UInt32: return upload(v.to<uint32_t>(), dtype, device);
-    case S::UInt64: return upload(v.to<uint64_t>(), dtype, device);
-    case S::Half: return upload(v.to<at::Half>(), dtype, device);
-    case S::BFloat16: return upload(v.to<at::BFloat16>(), dtype, device);
-    case S::Float: return upload(static_cast<float>(v.to<double>()), dtype, device);
-    case S::Double: return upload(v.to<double>(), dtype, device);
+    case S::Bool:
+      return upload(v.to<bool>(), dtype, device);
+    case S::Char:
+      return upload(v.to<int8_t>(), dtype, device);
+    case S::Short:
+      return upload(v.to<int16_t>(), dtype, device);
+    case S::Int:
+      return upload(v.to<int32_t>(), dtype, device);
+    case S::Long:
+      return upload(v.to<int64_t>(), dtype, device);
+    case S::Byte:
+      return upload(v.to<uint8_t>(), dtype, device);
+    case S::UInt16:
+      return upload(v.to<uint16_t>(), dtype, device);
+    case S::UInt32:
+      return upload(v.to<uint32_t>(), dtype, device);
+    case S::UInt64:
+      return upload(v.to<uint64_t>(), dtype, device);
+    case S::Half:
+      return upload(v.to<at::Half>(), dtype, device);
+    case S::BFloat16:
+      return upload(v.to<at::BFloat16>(), dtype, device);
+    case S::Float:
+      return upload(static_cast<float>(v.to<double>()), dtype, device);
+    case S::Double:
+      return upload(v.to<double>(), dtype, device);
     case S::ComplexFloat: {
       const auto z = v.to<c10::complex<double>>();
-      return upload(c10::complex<float>(static_cast<float>(z.real()), static_cast<float>(z.imag())), dtype, device);
+      return upload(c10::complex<float>(static_cast<float>(z.real()), static_cast<float>(z.imag())),
+                    dtype, device);
     }
-    case S::ComplexDouble: return upload(v.to<c10::complex<double>>(), dtype, device);
-    default: TORCH_CHECK_NOT_IMPLEMENTED(false, "a number of dtype ", dtype, " cannot be passed to the tpu device");
+    case S::ComplexDouble:
+      return upload(v.to<c10::complex<double>>(), dtype, device);
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "a number of dtype ", dtype,
+                                  " cannot be passed to the tpu device");
   }
 }
 
 }  // namespace
 
 BufferPtr number_buffer(const c10::Scalar& value, c10::ScalarType dtype, c10::DeviceIndex device) {
-  static auto* const cache = new NumberCache();  // never destroyed: buffers must not outlive the plugin
+  static auto* const cache =
+      new NumberCache();  // never destroyed: buffers must not outlive the plugin
   uint64_t bits[2] = {0, 0};
   if (value.isComplex()) {
     const auto z = value.toComplexDouble();
@@ -220,15 +244,19 @@ BufferPtr number_buffer(const c10::Scalar& value, c10::ScalarType dtype, c10::De
     bits[0] = std::bit_cast<uint64_t>(value.toDouble());
     bits[1] = 1;
   } else {
-    bits[0] = value.isBoolean() ? value.toBool() : value.type() == c10::ScalarType::UInt64 ? value.toUInt64() : static_cast<uint64_t>(value.toLong());
+    bits[0] = value.isBoolean()                         ? value.toBool()
+              : value.type() == c10::ScalarType::UInt64 ? value.toUInt64()
+                                                        : static_cast<uint64_t>(value.toLong());
     bits[1] = 2;
   }
-  uint64_t h = (bits[0] ^ bits[1] * 0x9E3779B97F4A7C15ull ^ static_cast<uint64_t>(dtype) << 8 ^ static_cast<uint64_t>(device)) * 0xFF51AFD7ED558CCDull;
+  uint64_t h = (bits[0] ^ bits[1] * 0x9E3779B97F4A7C15ull ^ static_cast<uint64_t>(dtype) << 8 ^
+                static_cast<uint64_t>(device)) *
+               0xFF51AFD7ED558CCDull;
   auto& entry = cache->entries[h >> 54];
   {
     std::lock_guard<SpinLock> guard(entry.lock);
-    if (entry.buffer && entry.dtype == dtype && entry.bits[0] == bits[0] && entry.bits[1] == bits[1] &&
-        entry.buffer->device == device) {
+    if (entry.buffer && entry.dtype == dtype && entry.bits[0] == bits[0] &&
+        entry.bits[1] == bits[1] && entry.buffer->device == device) {
       return entry.buffer;
     }
   }
@@ -246,7 +274,8 @@ BufferPtr random_state_buffer(uint64_t seed, uint64_t offset, c10::DeviceIndex d
   const std::array<uint64_t, 2> state{seed, offset};
   const std::array<int64_t, 1> dims{2};
   Runtime& rt = runtime();
-  pjrt::Buffer buffer = rt.client().buffer_from_host(state.data(), PJRT_Buffer_Type_U64, dims, rt.device(device));
+  pjrt::Buffer buffer =
+      rt.client().buffer_from_host(state.data(), PJRT_Buffer_Type_U64, dims, rt.device(device));
   return c10::make_intrusive<BufferRef>(std::move(buffer), device, sizeof(state));
 }
 
@@ -273,7 +302,8 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
     const auto old_n = static_cast<int64_t>(old_bytes / itemsize);
     const auto new_n = static_cast<int64_t>(nbytes / itemsize);
     const auto keep = std::min(old_n, new_n);
-    auto options = at::TensorOptions().dtype(dtype).device(c10::Device(c10::DeviceType::PrivateUse1, device));
+    auto options =
+        at::TensorOptions().dtype(dtype).device(c10::Device(c10::DeviceType::PrivateUse1, device));
     at::Tensor old = at::empty({0}, options).set_(storage, 0, {old_n}, {1});
     at::Tensor fresh = at::empty({new_n}, options);
     fresh.narrow(0, 0, keep).copy_(old.narrow(0, 0, keep));

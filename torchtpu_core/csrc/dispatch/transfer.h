@@ -12,8 +12,8 @@ PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);
 c10::ScalarType torch_type(PJRT_Buffer_Type type);
 
 // A new tensor whose storage is `buffer`, of base `dims`.
-at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims, c10::IntArrayRef sizes,
-                       c10::IntArrayRef strides);
+at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims,
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // Puts a new value into a slot: its storage's contents from now on.
 void assign(Slot& slot, BufferPtr buffer, c10::ScalarType dtype, const Dims& dims);
@@ -34,7 +34,8 @@ BufferPtr number_buffer(const c10::Scalar& value, c10::ScalarType dtype, c10::De
 // {seed, offset} of a random program.
 BufferPtr random_state_buffer(uint64_t seed, uint64_t offset, c10::DeviceIndex device);
 
-// Changes the size of a storage, keeping its contents (PyTorch's resize_ and untyped_storage().resize_).
+// Changes the size of a storage, keeping its contents (PyTorch's resize_ and
+// untyped_storage().resize_).
 void resize_storage(const c10::Storage& storage, size_t nbytes);
 
 }  // namespace torchtpu

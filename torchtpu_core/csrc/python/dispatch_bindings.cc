@@ -49,7 +49,8 @@ void bind_dispatch(py::module_& m) {
   m.def("_set_default_mode", [](const std::string& name) { set_default_mode(mode_by_name(name)); });
   // dynamic_attr: AOTAutograd reads `_boxed_call` off what a compiler returns.
   py::class_<Graph>(m, "Graph", py::dynamic_attr())
-      .def(py::init<std::string, size_t, py::object>(), py::arg("name"), py::arg("num_inputs"), py::arg("lower"))
+      .def(py::init<std::string, size_t, py::object>(), py::arg("name"), py::arg("num_inputs"),
+           py::arg("lower"))
       .def("__call__", &Graph::call, py::arg("args"))
       .def_property_readonly("programs", &Graph::programs);
   m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
