@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from torchtpu_core.lowering.matmul import adjoint, matmul
+from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, TensorType, Value
 from torchtpu_core.stablehlo import types as T
@@ -232,6 +233,7 @@ def _matrix_exp(b, a):
     """Scaled to a small norm, summed to degree 19, squared back as often as each matrix needs."""
     if a.numel == 0:
         return a
+    a = a.to(opmath(a.dtype))
     real, last = T.real_of(a.dtype), a.ndim - 1
     norm = b.reduce_op("maximum", b.reduce_op("add", b.abs(a), [last - 1]), [last - 1])
     small = 2.0 if real == "f32" else 1.0  # the series' remainder is then below the rounding

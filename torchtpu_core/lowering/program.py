@@ -119,19 +119,16 @@ def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
         )
     if registry.name_of(op) in host.REASONS or registry.name_of(functional) in host.REASONS:
         return HOST, [], []
-    if (
-        variant is not None
-        and decompose.find(functional) is not None
-        and not _prefers_composite(op)
-    ):
+    decomposed = variant is not None and decompose.find(functional) is not None
+    if decomposed and not (composite and _is_factory(op)):
         return LOWER, [], []
     if composite:
         return COMPOSITE, [], []
     return UNSUPPORTED, [], []
 
 
-def _prefers_composite(op: OpOverload) -> bool:
-    """Factories are composites of `empty` and a fill: no decomposition makes them better."""
+def _is_factory(op: OpOverload) -> bool:
+    """Takes no tensors. As a composite it is `empty` and a fill: no decomposition is better."""
     return not any("Tensor" in str(a.type) for a in op._schema.arguments)
 
 
