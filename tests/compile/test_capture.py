@@ -212,3 +212,18 @@ def test_exported_program():
     exported = torch.export.export(model, (x,))
     torch.testing.assert_close(exported.module()(x), model(x))
     torch.testing.assert_close(tpu(exported.module())(x), model(x))
+
+
+def test_gradient_that_depends_on_layout():
+    """det factors the transpose of a contiguous matrix, and its gradient relies on that."""
+
+    def f(x):
+        return torch.linalg.det(x.t()).sum()
+
+    given = torch.randn(5, 5)
+    grads = []
+    for fn, device in ((f, "cpu"), (torch.compile(f, backend="tpu"), "tpu")):
+        x = given.to(device).detach().requires_grad_()
+        fn(x).backward()
+        grads.append(x.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-4)

@@ -55,6 +55,7 @@ class Interpreter:
                 return _read(self.env, node.args[0])
             else:
                 self.env[node] = self._located(node)
+            self.env[node] = _with_layout(self.env[node], self.expected(node))
         raise AssertionError("a graph has an output node")
 
     def attribute(self, node: torch.fx.Node) -> Any:
@@ -87,6 +88,18 @@ class Interpreter:
             if where and where not in getattr(e, "__notes__", ()):
                 e.add_note(where)
             raise
+
+
+def _with_layout(x: Any, expected: Any) -> Any:
+    """`x` marked with the contiguity that eager mode would see (a few gradients depend on it)."""
+    if not isinstance(x, Value) or not isinstance(expected, torch.Tensor):
+        return x
+    row_major = expected.is_contiguous()
+    if x.row_major == row_major:
+        return x
+    marked = Value(x.b, x.name, x.dtype, x.shape, x.weak)  # another node may share `x`
+    marked.row_major = row_major
+    return marked
 
 
 def _read(env: dict[torch.fx.Node, Any], x: Any) -> Any:

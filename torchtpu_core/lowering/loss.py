@@ -225,12 +225,11 @@ def _multi_margin(b: Builder, x: Value, target: Value, margin: Operand, weight: 
 
 @lowering("multi_margin_loss", runtime=("margin",))
 def _multi_margin_loss(b, x, target, p=1, margin=1, weight=None, reduction=_MEAN):
-    x = _rows(wide(x))
+    single, x = x.ndim < 2, _rows(wide(x))
     z, w, _ = _multi_margin(b, x, target, margin, weight)
     each = sum_of(_weighted(z if p == 1 else z * z, w), [1]) / x.shape[1]
-    return reduced(
-        each, reduction
-    )  # a single sample unreduced has shape (1,), as PyTorch's meta kernel says
+    out = reduced(each, reduction)
+    return b.reshape(out, ()) if single and reduction == _NONE else out
 
 
 @lowering("multi_margin_loss_backward", runtime=("margin",))

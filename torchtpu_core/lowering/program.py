@@ -523,7 +523,7 @@ def new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any
     sizes = tuple(v.shape)
     strides = (
         tuple(hint.stride())
-        if isinstance(hint, torch.Tensor)
+        if isinstance(hint, torch.Tensor) and hint.shape == sizes
         else strided.contiguous_strides(sizes)
     )
     order = strided.dense_order(sizes, strides)

@@ -174,7 +174,8 @@ def conform(b: Builder, op: OpOverload, out: Any, expected: Any) -> Any:
     if isinstance(out, Value):
         if not isinstance(expected, torch.Tensor):
             return out
-        if out.shape != tuple(expected.shape):
+        # A few meta kernels say (1,) where the real ones give a 0-d loss.
+        if out.shape != tuple(expected.shape) and not (out.shape == () and expected.shape == (1,)):
             raise AssertionError(
                 f"lowering of {name_of(op)} gives shape {out.shape}, "
                 f"PyTorch says {tuple(expected.shape)}"

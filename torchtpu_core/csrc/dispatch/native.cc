@@ -152,6 +152,10 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 // Work on a stream is ordered by its data: nothing to record.
 void record_stream(at::Tensor&, at::Stream) {}
 
+// What nn.TransformerEncoder asks before it packs padded batches into nested tensors, which this
+// device does not have: no, so that it stays on its dense path.
+bool nested_tensor_from_mask_left_aligned(const at::Tensor&, const at::Tensor&) { return false; }
+
 }  // namespace
 
 void register_native(torch::Library& m) {
@@ -173,6 +177,7 @@ void register_native(torch::Library& m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("record_stream", record_stream);
+  m.impl("_nested_tensor_from_mask_left_aligned", nested_tensor_from_mask_left_aligned);
 }
 
 const std::unordered_set<std::string>& native_names() {
@@ -195,6 +200,7 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_copy_from",
       "aten::_copy_from_and_resize",
       "aten::record_stream",
+      "aten::_nested_tensor_from_mask_left_aligned",
       // Composites over the above, better left to PyTorch.
       "aten::_unsafe_view",
       "aten::unsafe_chunk",
