@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchtpu_core import _C, plugin
 from torchtpu_core.lowering import graph, registry
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.random_bits import random_input
@@ -32,68 +33,31 @@ TOLERANCE = {
 
 
 @lru_cache(maxsize=1)
-def _client():
-    import os
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # The CPU plugin's default lets maximum/minimum drop NaN; the device sets the same option per
-    # program.
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_min_max=false"
-    )
-    import importlib.util
-
-    import pypjrt
-
-    path = importlib.util.find_spec("xla_plugins.xla_cpu_pjrt").submodule_search_locations[0]
-    client = pypjrt.Client.create(f"{path}/xla_cpu_pjrt.so")
-    scope = client.devices()
-    _keep.append(scope)
-    return client, scope.__enter__()[0]
+def _client() -> Any:
+    """A client of XLA's CPU plugin, apart from the device's."""
+    path = plugin.cpu_plugin_path()
+    assert path is not None, "the tests need the package xla-cpu-pjrt"
+    return _C.pjrt.load_plugin(str(path)).create_client({"cpu_device_count": 1})
 
 
-_keep: list = []
-
-
-_PJRT_TYPE = {
-    "i1": 1,
-    "i8": 2,
-    "i16": 3,
-    "i32": 4,
-    "i64": 5,
-    "ui8": 6,
-    "ui16": 7,
-    "ui32": 8,
-    "ui64": 9,
-    "f16": 10,
-    "f32": 11,
-    "f64": 12,
-    "bf16": 13,
-    "complex<f32>": 14,
-    "complex<f64>": 15,
-}
+# What the device compiles with, too: the CPU plugin's default lets min and max drop NaN.
+_OPTIONS = _C.pjrt.CompileOptions(overrides={"xla_cpu_enable_fast_min_max": False})
 
 
 def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Compiles and runs a module; `outputs` are meta tensors giving result shapes and dtypes."""
-    client, device = _client()
-    exe = client.compile(text)
-    bufs = []
+    client = _client()
+    program = client.compile(text, _OPTIONS)
+    given = []
     for t in inputs:
         t = t.new_empty(t.shape).copy_(t)
-        raw = bytearray(t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b"\0")
-        bufs.append(client.buffer_from_host(raw, _PJRT_TYPE[mlir(t.dtype)], list(t.shape), device))
-    results = exe(*bufs)
+        raw = t.reshape(-1).view(torch.uint8).numpy().tobytes() if t.numel() else b""
+        given.append(client.buffer(raw, mlir(t.dtype), dims=list(t.shape)))
     out = []
-    for r, like in zip(results, outputs):
-        n = like.numel()
-        raw = bytearray(bytes(r.to_host())) if n else b""
-        data = (
-            torch.frombuffer(raw, dtype=like.dtype, count=n)
-            if n
-            else torch.empty(0, dtype=like.dtype)
-        )
-        out.append(data.reshape(like.shape))
+    for result, like in zip(program.execute(given, device=0), outputs):
+        raw = bytearray(result.to_bytes())
+        flat = torch.frombuffer(raw, dtype=like.dtype) if raw else like.new_empty(0, device="cpu")
+        out.append(flat.reshape(like.shape))
     return out
 
 
