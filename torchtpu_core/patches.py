@@ -2,9 +2,8 @@
 they still exist.
 
 torch._tensor_str._tensor_str (2.13): formatting a tensor takes dozens of small ops on it, and only
-a fixed list of device types
-    is copied to the host first. Without this, printing one tensor would compile about thirty
-    programs.
+    a fixed list of device types is copied to the host first. Without this, printing one tensor
+    would compile about thirty programs.
 torch._TorchCompileInductorWrapper.__init__, .__call__, .get_compiler_config (2.13): what
     `torch.compile` makes when no backend is named. PyTorch's default backend is one for all
     devices; with this, a graph with tensors on the device gets the backend `tpu`, and any other

@@ -167,7 +167,7 @@ def _convolution_flags(
 def _convolution_backward(
     b, grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask
 ):
-    from torchtpu_core.lowering.matmul import conj
+    from torchtpu_core.lowering.pointwise import conj
 
     win = _window(x.ndim - 2, stride, padding, dilation, groups)
     kernel = w.shape[2:]

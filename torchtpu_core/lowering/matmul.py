@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchtpu_core.lowering.dtypes import mlir, torch_dtype
+from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.builder import Operand
 
 
@@ -40,11 +40,6 @@ def matmul(b: Builder, x: Value, y: Value, adj_x: bool = False, adj_y: bool = Fa
     lead = range(x.ndim - 2)
     x, y = (conj(b, v) if adj else v for v, adj in ((x, adj_x), (y, adj_y)))
     return dot(b, x, y, ((-2 if adj_x else -1,), (-1 if adj_y else -2,)), (lead, lead))
-
-
-def conj(b: Builder, x: Value) -> Value:
-    """The complex conjugate; real values unchanged."""
-    return b.complex(b.real(x), -b.imag(x)) if x.dtype in T.COMPLEX else x
 
 
 def adjoint(b: Builder, x: Value) -> Value:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchtpu_core import config
 from torchtpu_core.lowering import decompose, graph, host, registry, variants
 from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.random_bits import random_blocks, random_input
 from torchtpu_core.stablehlo import Builder, Module, TensorType, Value, strided
 from torchtpu_core.stablehlo import types as T
@@ -274,9 +275,7 @@ def _lazy(b: Builder, x: TensorSpec, v: Value) -> Value:
     """Between what a tensor means and what its storage holds, either way."""
     if x.neg:
         v = b.negate(v)
-    if x.conj:
-        v = b.complex(b.real(v), b.negate(b.imag(v)))
-    return v
+    return conj(b, v) if x.conj else v
 
 
 # ---- shapes --------------------------------------------------------------------------------------
