@@ -3,6 +3,7 @@
 
 #include "../dispatch/boxed.h"
 #include "../dispatch/execute.h"
+#include "../dispatch/flags.h"
 #include "../dispatch/graph.h"
 #include "../dispatch/stats.h"
 #include "bindings.h"
@@ -45,6 +46,8 @@ void bind_dispatch(py::module_& m) {
   m.def("reset_stats", reset_stats);
   m.def("set_cpu_fallback", set_cpu_fallback);
   m.def("get_cpu_fallback", cpu_fallback_enabled);
+  m.def("program_flags", program_flags);
+  m.def("set_program_flags", set_program_flags, py::arg("mask"), py::arg("value"));
   m.def("set_mode", [](const std::string& name) { set_mode(mode_by_name(name)); });
   m.def("_set_default_mode", [](const std::string& name) { set_default_mode(mode_by_name(name)); });
   // dynamic_attr: AOTAutograd reads `_boxed_call` off what a compiler returns.
