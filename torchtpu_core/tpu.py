@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import torchtpu_core._C as _C
+from torchtpu_core import flags
 
 _DeviceLike = torch.device | str | int | None
 
@@ -547,6 +548,19 @@ def set_cpu_fallback(enabled: bool) -> None:
 def get_cpu_fallback() -> bool:
     """Whether ops that are not lowered run on the CPU."""
     return _C.get_cpu_fallback()
+
+
+def set_bounds_checks(enabled: bool) -> None:
+    """Whether indices are checked on the device (gather, scatter, indexing, embedding, the targets
+    of losses): those out of range then raise what they raise on the CPU, and every such operator
+    waits for its result. Debug mode always checks. Without checks, indices out of range are clamped
+    when read and dropped when written."""
+    flags.put(flags.BOUNDS, flags.BOUNDS if enabled else 0)
+
+
+def get_bounds_checks() -> bool:
+    """Whether indices are checked: by `set_bounds_checks`, or since the mode is debug."""
+    return bool(flags.get(flags.BOUNDS))
 
 
 def set_mode(mode: str) -> None:

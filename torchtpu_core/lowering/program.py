@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from torchtpu_core import config
-from torchtpu_core.lowering import decompose, graph, host, registry, variants
+from torchtpu_core.lowering import bounds, decompose, graph, host, registry, variants
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.random_bits import random_blocks, random_input
@@ -80,6 +80,7 @@ class Plan:
     slot receives the
         new base, or -1 for a new tensor.
     returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
+    checks: what the program finds out about its data (bounds.py); its last result is their outcome.
     donate: inputs whose buffer the program may reuse for an output.
     resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing
     else is set.
@@ -90,6 +91,7 @@ class Plan:
     outputs: list[tuple] = field(default_factory=list)
     returns: list[tuple] = field(default_factory=list)
     donate: list[int] = field(default_factory=list)
+    checks: list[bounds.Check] = field(default_factory=list)
     random_blocks: int = 0
     resize: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -199,7 +201,12 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
     except Exception:
         _verdict(op, metas)
         raise
-    plan = _finish(op, variant, args, metas, b, module, inputs, bases, out, expected)
+    checks = None
+    if bounds.wanted():
+        name = registry.name_of(variant.functional).removeprefix("aten::")
+        bound = registry.bind(variant.functional, f_args, f_kwargs)
+        checks = bounds.checks(b, name, {a.name: v for a, v in bound})
+    plan = _finish(op, variant, args, metas, b, module, inputs, bases, out, expected, checks)
     if "programs" in config.get("TORCHTPU_LOG"):
         _log(op, args, plan)
     return plan
@@ -433,6 +440,7 @@ def _finish(
     bases: dict[int, Value],
     out: Any,
     expected: Any,
+    checks: tuple[list[bounds.Check], Value | None] | None = None,
 ) -> Plan:
     plan = Plan()
     results: list[Value] = []
@@ -471,6 +479,9 @@ def _finish(
             plan.returns.append(("arg", _same_alias(op, r)))
         else:
             plan.returns.append(next(feed, ("none",)))
+    if checks is not None and checks[1] is not None:
+        plan.checks = checks[0]
+        results.append(checks[1])
     seal(b, module, plan, results, inputs)
     return plan
 

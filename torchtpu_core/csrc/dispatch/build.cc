@@ -208,6 +208,9 @@ void read_plan(py::handle plan, Program& program) {
     program.returns.push_back(std::move(p));
   }
   for (auto i : plan.attr("donate")) program.donate.push_back(i.cast<int64_t>());
+  for (auto c : plan.attr("checks")) {
+    program.checks.push_back({c[py::int_(0)].cast<bool>(), c[py::int_(1)].cast<std::string>()});
+  }
   program.random_blocks = plan.attr("random_blocks").cast<uint64_t>();
 }
 
@@ -302,7 +305,7 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
     built.program = std::make_unique<Program>();
     read_plan(plan, *built.program);
     text = plan.attr("text").cast<std::string>();
-    if (!built.program->outputs.empty()) built.program->executable = load_or_compile(text);
+    if (built.program->num_results() != 0) built.program->executable = load_or_compile(text);
   } catch (py::error_already_set& e) {
     if (e.matches(PyExc_NotImplementedError)) {
       built.program.reset();
@@ -331,7 +334,7 @@ std::unique_ptr<Program> build_graph(const std::string& name, const py::object& 
     auto program = std::make_unique<Program>();
     read_plan(plan, *program);
     text = plan.attr("text").cast<std::string>();
-    if (!program->outputs.empty()) program->executable = load_or_compile(text);
+    if (program->num_results() != 0) program->executable = load_or_compile(text);
     return program;
   } catch (py::error_already_set& e) {
     rethrow_python(e);

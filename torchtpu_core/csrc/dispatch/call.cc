@@ -252,8 +252,8 @@ uint64_t hash_of(const Key& key) {
 
 void describe(const char* name, const std::vector<ArgumentTraits>& traits,
               c10::ArrayRef<c10::IValue> args, Call& call) {
-  call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) |
-                     program_flags() << 8);
+  call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) | program_flags()
+                                                                                         << 8);
   KeyWriter d(name, call);
   for (size_t i = 0; i < args.size(); ++i) d.argument(args[i], traits[i]);
   call.hash = hash_of(call.key);

@@ -51,6 +51,28 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
+// Waits for the results of a program's checks and raises the first that failed.
+void raise_failed_check(const char* name, const Program& program, const Call& call,
+                        const pjrt::Buffer& results) {
+  std::vector<int64_t> found(2 * program.checks.size());
+  try {
+    results.to_host(found.data(), found.size() * sizeof(int64_t)).await();
+  } catch (const pjrt::Error&) {
+    throw_translated(("running " + shown(name, call)).c_str());
+  }
+  for (size_t i = 0; i < program.checks.size(); ++i) {
+    if (found[2 * i] == 0) continue;
+    const Check& check = program.checks[i];
+    std::string text = check.text;
+    if (const size_t at = text.find("{}"); at != std::string::npos) {
+      text.replace(at, 2, std::to_string(found[2 * i + 1]));
+    }
+    text += " (in " + shown(name, call) + ")";
+    TORCH_CHECK_INDEX(!check.index_error, text);
+    TORCH_CHECK(false, text);
+  }
+}
+
 void release(TensorArg& arg) {
   arg.buffer.reset();
   BufferPtr old;
@@ -75,9 +97,10 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
   const PJRT_Api* api = rt.client().api();
   const size_t n_in = program.inputs.size();
   const size_t n_out = program.outputs.size();
+  const size_t n_results = program.num_results();
   c10::SmallVector<BufferPtr, 8> held(n_in);
   c10::SmallVector<PJRT_Buffer*, 8> args(n_in);
-  c10::SmallVector<PJRT_Buffer*, 4> outs(n_out);
+  c10::SmallVector<PJRT_Buffer*, 4> outs(n_results);
   c10::SmallVector<int64_t, 4> keep;
   PJRT_Event* complete = nullptr;
   try {
@@ -89,7 +112,7 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
     for (int64_t i : program.donate) {
       if (held[i].use_count() > 3) keep.push_back(i);
     }
-    if (n_out == 0) {
+    if (n_results == 0) {
       // nothing to compute: an op on no elements that returns nothing
     } else {
       program.executable->execute_raw(args.data(), n_in, outs.data(), rt.pjrt_device(call.device),
@@ -118,6 +141,9 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
     } else {
       fresh[i] = wrap_buffer(std::move(ref), plan.dtype, plan.base, plan.sizes, plan.strides);
     }
+  }
+  if (!program.checks.empty()) {
+    raise_failed_check(name, program, call, pjrt::Buffer(api, outs[n_out]));
   }
   if (mode() == Mode::kDebug && sequence != 0) {
     try {

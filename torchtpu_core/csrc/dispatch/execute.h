@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "flags.h"
 #include "program.h"
 
 namespace torchtpu {
@@ -14,11 +15,5 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
 // Launches the program and replaces the arguments on the stack by the results.
 void execute(const char* name, const Program& program, Call& call, size_t num_args,
              torch::jit::Stack& stack);
-
-enum class Mode : uint8_t { kStrict = 0, kDebug = 1 };
-Mode mode();
-void set_mode(Mode mode);
-// Takes effect unless the mode has been set: what the environment asks for.
-void set_default_mode(Mode mode);
 
 }  // namespace torchtpu

@@ -37,6 +37,13 @@ struct ReturnPlan {
   c10::IValue value;  // a number
 };
 
+// Something that the program finds out about its data: its last result is i64[2n], for each check
+// whether it failed and the value that did.
+struct Check {
+  bool index_error;  // IndexError; else RuntimeError
+  std::string text;  // "{}" stands for the value
+};
+
 // Immutable once in a table.
 struct Program {
   // How calls with this key run; only kRun has a program.
@@ -46,7 +53,11 @@ struct Program {
   std::vector<OutputPlan> outputs;
   std::vector<ReturnPlan> returns;
   std::vector<int64_t> donate;  // inputs
+  std::vector<Check> checks;
   uint64_t random_blocks = 0;
+
+  // What the executable returns; nothing is executed where that is nothing.
+  size_t num_results() const { return outputs.size() + !checks.empty(); }
 };
 
 // Programs by key. Readers share the lock; programs are never removed, so a found one stays valid.
