@@ -19,7 +19,15 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from torchtpu_core import config
-from torchtpu_core.lowering import bounds, decompose, graph, host, registry, variants
+from torchtpu_core.lowering import (
+    bounds,
+    decompose,
+    graph,
+    host,
+    registry,
+    unsupported,
+    variants,
+)
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.random_bits import random_blocks, random_input
@@ -102,10 +110,8 @@ def resolve(name: str, overload: str) -> OpOverload:
     return getattr(getattr(getattr(torch.ops, space), op), overload or "default")
 
 
-def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
-    """(route, arguments whose numbers are run-time inputs, arguments written though the schema does
-    not say so).
-    """
+def route(name: str, overload: str) -> tuple[int, list[int], str]:
+    """(route, arguments whose numbers are run-time inputs, why it is unsupported)."""
     op = resolve(name, overload)
     variant = variants.variant_of(op)
     functional = variant.functional if variant else op
@@ -115,19 +121,15 @@ def route(name: str, overload: str) -> tuple[int, list[int], list[int]]:
     )
     if rule is not None and variant is not None:
         names = [a.name for a in op._schema.arguments]
-        return (
-            LOWER,
-            [names.index(n) for n in rule.runtime if n in names],
-            [names.index(n) for n in rule.mutates],
-        )
+        return LOWER, [names.index(n) for n in rule.runtime if n in names], ""
     if registry.name_of(op) in host.REASONS or registry.name_of(functional) in host.REASONS:
-        return HOST, [], []
+        return HOST, [], ""
     decomposed = variant is not None and decompose.find(functional) is not None
     if decomposed and not (composite and _is_factory(op)):
-        return LOWER, [], []
+        return LOWER, [], ""
     if composite:
-        return COMPOSITE, [], []
-    return UNSUPPORTED, [], []
+        return COMPOSITE, [], ""
+    return UNSUPPORTED, [], unsupported.reason(f"{name}.{overload}" if overload else name)
 
 
 def _is_factory(op: OpOverload) -> bool:

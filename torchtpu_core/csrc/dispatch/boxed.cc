@@ -58,6 +58,7 @@ void BoxedKernel::resolve(const c10::OperatorHandle& op) {
   std::lock_guard<std::mutex> guard(resolving_);
   if (route_.load(std::memory_order_relaxed) != Route::kUnknown) return;
   traits_ = std::move(routing.traits);
+  reason_ = std::move(routing.reason);
   route_.store(routing.route, std::memory_order_release);
 }
 
@@ -73,7 +74,7 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
     case Route::kHost:
       return run_on_cpu(op, stack);
     case Route::kUnsupported:
-      return unsupported(op, stack, "");
+      return unsupported(op, stack, reason_);
     default:
       break;
   }

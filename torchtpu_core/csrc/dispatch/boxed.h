@@ -35,9 +35,10 @@ class BoxedKernel final : public c10::OperatorKernel {
 
   std::string name_;
   Hook hook_;
-  std::atomic<Route> route_{Route::kUnknown};  // traits_ is written before it leaves kUnknown
+  std::atomic<Route> route_{Route::kUnknown};  // traits_, reason_: written before
   std::mutex resolving_;
   std::vector<ArgumentTraits> traits_;
+  std::string reason_;  // of an unsupported operator
   ProgramTable programs_;
 };
 

@@ -272,6 +272,7 @@ Routing resolve_route(const c10::OperatorHandle& op) {
     const Untraced untraced;
     py::tuple r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
     routing.route = static_cast<Route>(r[0].cast<int>());
+    routing.reason = r[2].cast<std::string>();
     for (auto i : r[1]) {
       auto& traits = routing.traits[i.cast<size_t>()];
       traits.runtime = true;

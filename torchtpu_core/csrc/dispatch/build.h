@@ -24,6 +24,7 @@ enum class Route : uint8_t {
 struct Routing {
   Route route;
   std::vector<ArgumentTraits> traits;
+  std::string reason;  // of kUnsupported
 };
 
 // Asks torchtpu_core.lowering.program.route. Takes the GIL.

@@ -5,6 +5,7 @@
 #include "../dispatch/execute.h"
 #include "../dispatch/flags.h"
 #include "../dispatch/graph.h"
+#include "../dispatch/native.h"
 #include "../dispatch/stats.h"
 #include "bindings.h"
 
@@ -46,6 +47,11 @@ void bind_dispatch(py::module_& m) {
   m.def("reset_stats", reset_stats);
   m.def("set_cpu_fallback", set_cpu_fallback);
   m.def("get_cpu_fallback", cpu_fallback_enabled);
+  m.def("native_operators", [] {
+    std::vector<std::string> names(native_names().begin(), native_names().end());
+    names.push_back("aten::equal");  // whole in its hook
+    return names;
+  });
   m.def("program_flags", program_flags);
   m.def("set_program_flags", set_program_flags, py::arg("mask"), py::arg("value"));
   m.def("set_mode", [](const std::string& name) { set_mode(mode_by_name(name)); });
