@@ -7,8 +7,12 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <utility>
 
+#include "../pjrt/error.h"
+#include "errors.h"
+#include "memory.h"
 #include "runtime.h"
 #include "stream.h"
 
@@ -36,7 +40,12 @@ class Ring {
     while (tail_ < std::min(sequence, head_)) retire_oldest(lock);
     if (auto failure = std::exchange(failure_, nullptr)) {
       lock.unlock();
-      rethrow(failure, device_);
+      try {
+        std::rethrow_exception(failure);
+      } catch (const pjrt::Error& e) {
+        if (e.code() == pjrt::Code::kResourceExhausted) record_oom(device_, /*retried=*/false);
+        throw_translated(("running work on tpu:" + std::to_string(device_)).c_str());
+      }
     }
   }
 

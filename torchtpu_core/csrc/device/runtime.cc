@@ -8,8 +8,6 @@
 #include <atomic>
 #include <mutex>
 
-#include "memory.h"
-
 namespace py = pybind11;
 
 namespace torchtpu {
@@ -140,21 +138,6 @@ c10::DeviceIndex device_count_bound() noexcept {
     return static_cast<c10::DeviceIndex>(count_in_options(find_plugin()).value_or(kMost));
   } catch (...) {
     return 0;
-  }
-}
-
-void rethrow(std::exception_ptr failure, c10::DeviceIndex device) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const pjrt::Error& e) {
-    if (e.code() == pjrt::Code::kResourceExhausted) {
-      record_oom(device, /*retried=*/false);
-      TORCH_CHECK_WITH(OutOfMemoryError, false, "tpu:", static_cast<int>(device),
-                       " is out of memory. ", e.what());
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(e.code() != pjrt::Code::kUnimplemented,
-                                "tpu:", static_cast<int>(device), ": ", e.what());
-    TORCH_CHECK(false, "tpu:", static_cast<int>(device), ": ", e.what());
   }
 }
 

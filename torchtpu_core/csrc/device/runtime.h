@@ -43,7 +43,4 @@ int device_count();
 // At least the number of devices, with no client created and no error.
 c10::DeviceIndex device_count_bound() noexcept;
 
-// Throws what the plugin reported as PyTorch's own exception types.
-[[noreturn]] void rethrow(std::exception_ptr failure, c10::DeviceIndex device);
-
 }  // namespace torchtpu

@@ -9,9 +9,9 @@
 
 #include <chrono>
 
+#include "../device/errors.h"
 #include "../device/runtime.h"
 #include "../pjrt/options.h"
-#include "errors.h"
 #include "execute.h"
 #include "stats.h"
 #include "transfer.h"
@@ -262,6 +262,15 @@ std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text)
   return exe;
 }
 
+// The program of a plan, compiled; `text` is set before that, for errors.
+std::unique_ptr<Program> program_of(const py::object& plan, std::string& text) {
+  auto program = std::make_unique<Program>();
+  read_plan(plan, *program);
+  text = plan.attr("text").cast<std::string>();
+  if (program->num_results() != 0) program->executable = load_or_compile(text);
+  return program;
+}
+
 }  // namespace
 
 Routing resolve_route(const c10::OperatorHandle& op) {
@@ -303,10 +312,7 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
                                 r[py::int_(1)].cast<std::vector<int64_t>>());
     }
     if (!built.resize.empty()) return built;
-    built.program = std::make_unique<Program>();
-    read_plan(plan, *built.program);
-    text = plan.attr("text").cast<std::string>();
-    if (built.program->num_results() != 0) built.program->executable = load_or_compile(text);
+    built.program = program_of(plan, text);
   } catch (py::error_already_set& e) {
     if (e.matches(PyExc_NotImplementedError)) {
       built.program.reset();
@@ -332,11 +338,7 @@ std::unique_ptr<Program> build_graph(const std::string& name, const py::object& 
     py::list described;
     for (const auto& arg : args) described.append(d.value(arg));
     py::object plan = lower(described);
-    auto program = std::make_unique<Program>();
-    read_plan(plan, *program);
-    text = plan.attr("text").cast<std::string>();
-    if (program->num_results() != 0) program->executable = load_or_compile(text);
-    return program;
+    return program_of(plan, text);
   } catch (py::error_already_set& e) {
     rethrow_python(e);
   } catch (const pjrt::Error&) {

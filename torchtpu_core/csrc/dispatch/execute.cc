@@ -6,11 +6,11 @@
 #include <atomic>
 #include <sstream>
 
+#include "../device/errors.h"
 #include "../device/generator.h"
 #include "../device/memory.h"
 #include "../device/queue.h"
 #include "../device/runtime.h"
-#include "errors.h"
 #include "stats.h"
 #include "transfer.h"
 

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <numeric>
 
+#include "../device/errors.h"
 #include "../device/runtime.h"
-#include "errors.h"
 #include "stats.h"
 
 namespace torchtpu {
