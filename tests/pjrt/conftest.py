@@ -1,20 +1,12 @@
-"""Fixtures of the PJRT tests: one client a process, and fresh processes for what needs its own."""
+"""Fixtures of the PJRT tests: one client a process."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from torchtpu_core import _C, config, plugin
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -39,23 +31,3 @@ def fresh_config() -> Any:
     yield
     config.reload()
     plugin.find.cache_clear()
-
-
-@pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`run_python(code, check=True, **environment)`: the code in a process of its own."""
-
-    def run(code: str, *, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env={**os.environ, **env},
-            cwd=_ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        if check:
-            assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run

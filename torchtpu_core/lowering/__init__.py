@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 
 _NOT_FAMILIES = {
+    "bounds",
     "dtypes",
     "promotion",
     "registry",
@@ -17,6 +18,8 @@ _NOT_FAMILIES = {
     "variants",
     "host",
     "random_bits",
+    "status",
+    "unsupported",
 }
 
 for _module in pkgutil.iter_modules(__path__):

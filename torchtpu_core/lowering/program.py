@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from torchtpu_core.lowering import (
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.random_bits import random_blocks, random_input
+from torchtpu_core.plans import Plan
 from torchtpu_core.stablehlo import Builder, Module, TensorType, Value, strided
 from torchtpu_core.stablehlo import types as T
 
@@ -77,31 +78,6 @@ class ScalarSpec:
 
     index: int
     value: Any
-
-
-@dataclass
-class Plan:
-    """A program and how to run it.
-
-    inputs: ("slot", tensor) | ("host", tensor, dtype) | ("scalar", index, dtype) | ("random",)
-    outputs: (dtype, base dims, sizes, strides, tensor): tensor is the index of the tensor whose
-    slot receives the
-        new base, or -1 for a new tensor.
-    returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
-    checks: what the program finds out about its data (bounds.py); its last result is their outcome.
-    donate: inputs whose buffer the program may reuse for an output.
-    resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing
-    else is set.
-    """
-
-    text: str = ""
-    inputs: list[tuple] = field(default_factory=list)
-    outputs: list[tuple] = field(default_factory=list)
-    returns: list[tuple] = field(default_factory=list)
-    donate: list[int] = field(default_factory=list)
-    checks: list[bounds.Check] = field(default_factory=list)
-    random_blocks: int = 0
-    resize: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
 
 def resolve(name: str, overload: str) -> OpOverload:

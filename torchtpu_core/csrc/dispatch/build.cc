@@ -30,23 +30,35 @@ namespace {
   throw std::move(error);
 }
 
+// Not plain statics: importing lets go of the GIL, and a thread that then waited for the static
+// with the GIL held would never see it made.
+struct Plans {
+  py::object find_route, keep_route, key, find, keep;
+};
+
+const Plans& plans() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Plans> storage;
+  return storage
+      .call_once_and_store_result([] {
+        // Here, since every process that runs a program asks for its first route.
+        const py::object mode =
+            py::module_::import("torchtpu_core.config").attr("get")("TORCHTPU_MODE");
+        set_default_mode(mode.cast<std::string>() == "debug" ? Mode::kDebug : Mode::kStrict);
+        py::module_ m = py::module_::import("torchtpu_core.plans");
+        return Plans{m.attr("find_route"), m.attr("keep_route"), m.attr("key"), m.attr("find"),
+                     m.attr("keep")};
+      })
+      .get_stored();
+}
+
 struct Lowering {
   py::object route, build, tensor_spec, scalar_spec;
 };
 
-// Here, since every process that runs a program builds its first one.
-void set_default_mode_from_environment() {
-  const py::object value = py::module_::import("torchtpu_core.config").attr("get")("TORCHTPU_MODE");
-  set_default_mode(value.cast<std::string>() == "debug" ? Mode::kDebug : Mode::kStrict);
-}
-
 const Lowering& lowering() {
-  // Not a plain static: importing lets go of the GIL, and a thread that then waited for the static
-  // with the GIL held would never see it made.
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Lowering> storage;
   return storage
       .call_once_and_store_result([] {
-        set_default_mode_from_environment();
         py::module_ m = py::module_::import("torchtpu_core.lowering.program");
         return Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"),
                         m.attr("ScalarSpec")};
@@ -153,6 +165,10 @@ class Describer {
   size_t next_tensor_ = 0;
   size_t next_scalar_ = 0;
 };
+
+py::bytes bytes_of(const Key& key) {
+  return {reinterpret_cast<const char*>(key.data()), key.size() * sizeof(Key::value_type)};
+}
 
 c10::ScalarType scalar_type(py::handle o) { return py::cast<c10::ScalarType>(o); }
 
@@ -279,10 +295,15 @@ Routing resolve_route(const c10::OperatorHandle& op) {
   py::gil_scoped_acquire gil;
   try {
     const Untraced untraced;
-    py::tuple r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
-    routing.route = static_cast<Route>(r[0].cast<int>());
-    routing.reason = r[2].cast<std::string>();
-    for (auto i : r[1]) {
+    const py::str full(c10::toString(op.operator_name()));
+    py::object r = plans().find_route(full);
+    if (r.is_none()) {
+      r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
+      plans().keep_route(full, r);
+    }
+    routing.route = static_cast<Route>(r[py::int_(0)].cast<int>());
+    routing.reason = r[py::int_(2)].cast<std::string>();
+    for (auto i : r[py::int_(1)]) {
       auto& traits = routing.traits[i.cast<size_t>()];
       traits.runtime = true;
       traits.fixed = schema.arguments()[i.cast<size_t>()].default_value();
@@ -301,6 +322,12 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
   std::string text;
   try {
     const Untraced untraced;
+    const py::object key = plans().key(c10::toString(op.operator_name()),
+                                       runtime().client().fingerprint(), bytes_of(call.key));
+    if (py::object known = plans().find(key); !known.is_none()) {
+      built.program = program_of(known, text);
+      return built;
+    }
     Describer d(call);
     py::list described;
     const auto& schema = op.schema().arguments();
@@ -313,6 +340,7 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
     }
     if (!built.resize.empty()) return built;
     built.program = program_of(plan, text);
+    plans().keep(key, plan);
   } catch (py::error_already_set& e) {
     if (e.matches(PyExc_NotImplementedError)) {
       built.program.reset();

@@ -1,0 +1,115 @@
+"""What the dispatcher has to know of a program besides its executable, and the store that keeps it
+on disk beside that, so that a process that meets only what an earlier one met lowers nothing and
+never imports the lowerings.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+from dataclasses import astuple, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torchtpu_core._C as _C
+from torchtpu_core import cache, config
+
+
+@dataclass
+class Plan:
+    """A program and how to run it.
+
+    inputs: ("slot", tensor) | ("host", tensor, dtype) | ("scalar", index, dtype) | ("random",)
+    outputs: (dtype, base dims, sizes, strides, tensor): tensor is the index of the tensor whose
+    slot receives the
+        new base, or -1 for a new tensor.
+    returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
+    checks: what the program finds out about its data (bounds.py); its last result is their outcome.
+    donate: inputs whose buffer the program may reuse for an output.
+    resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing
+    else is set.
+    """
+
+    text: str = ""
+    inputs: list[tuple] = field(default_factory=list)
+    outputs: list[tuple] = field(default_factory=list)
+    returns: list[tuple] = field(default_factory=list)
+    donate: list[int] = field(default_factory=list)
+    checks: list[tuple[bool, str]] = field(default_factory=list)
+    random_blocks: int = 0
+    resize: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+
+#: what a plan is made by: a change of any of them makes other plans
+_MAKERS = ("lowering", "stablehlo", "compile", "plans.py", "precision.py")
+
+
+@functools.cache
+def _makers() -> str:
+    """A digest of PyTorch's version, of the sources that make plans, and of the build of the
+    extension, which describes calls."""
+    built = os.stat(_C.__file__)
+    identity = (torch.__version__, built.st_size, built.st_mtime_ns)
+    digest = hashlib.sha256(repr(identity).encode())
+    root = Path(__file__).parent
+    for name in _MAKERS:
+        path = root / name
+        for source in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            if source.exists():
+                digest.update(source.name.encode())
+                digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _logged() -> bool:
+    """Whether every program is reported while it is lowered: then each has to be."""
+    return "programs" in config.get("TORCHTPU_LOG")
+
+
+def _get(key: str) -> Any:
+    payload = None if _logged() else cache.default_cache().get(key)
+    if payload is None:
+        return None
+    try:
+        return pickle.loads(payload)
+    except Exception:  # an entry that another PyTorch wrote is a miss like any other
+        return None
+
+
+def _put(key: str, value: Any) -> None:
+    cache.default_cache().put(key, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _route_key(op: str) -> str:
+    return cache.ProgramCache.key("route", _makers().encode(), op)
+
+
+def find_route(op: str) -> tuple[int, list[int], str] | None:
+    """What `lowering.program.route` said of an operator ("aten::add.Tensor"), if that is known."""
+    return _get(_route_key(op))
+
+
+def keep_route(op: str, route: tuple[int, list[int], str]) -> None:
+    """Keeps what `lowering.program.route` says of an operator."""
+    _put(_route_key(op), route)
+
+
+def key(op: str, fingerprint: str, call: bytes) -> str:
+    """The key of the plan for a call of `op`, described by the dispatcher's key, on a plugin."""
+    return cache.ProgramCache.key(f"plan {op} {fingerprint}", _makers().encode(), call)
+
+
+def find(plan_key: str) -> Plan | None:
+    """The plan of a key, if it is known."""
+    values = _get(plan_key)
+    return Plan(*values) if isinstance(values, tuple) and len(values) == len(fields(Plan)) else None
+
+
+def keep(plan_key: str, plan: Plan) -> None:
+    """Keeps a plan."""
+    _put(plan_key, astuple(plan))
