@@ -8,10 +8,14 @@ torch._TorchCompileInductorWrapper.__init__, .__call__, .get_compiler_config (2.
     `torch.compile` makes when no backend is named. PyTorch's default backend is one for all
     devices; with this, a graph with tensors on the device gets the backend `tpu`, and any other
     graph Inductor, as before, which is imported only then.
+torch.set_float32_matmul_precision (2.13): PyTorch keeps the setting where it is slow to read, and
+    the device's programs have to depend on it. With this, a change of it is also one of the word
+    that every program's key has (flags.py).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 #: above this many bytes a tensor is summarised on the device, and only what is shown is copied
@@ -31,6 +35,7 @@ def apply() -> None:
 
     module._tensor_str = _tensor_str
     _apply_to_compile()
+    _apply_to_precision()
 
 
 def _apply_to_compile() -> None:
@@ -60,3 +65,19 @@ def _apply_to_compile() -> None:
 
     wrapper.__init__, wrapper.__call__ = __init__, __call__
     wrapper.get_compiler_config = get_compiler_config
+
+
+def _apply_to_precision() -> None:
+    import torch
+
+    from torchtpu_core.precision import follow_torch
+
+    original = torch.set_float32_matmul_precision
+
+    @functools.wraps(original)
+    def set_float32_matmul_precision(precision: str) -> None:
+        original(precision)
+        follow_torch()
+
+    torch.set_float32_matmul_precision = set_float32_matmul_precision
+    follow_torch()

@@ -16,6 +16,8 @@ import torch
 
 import torchtpu_core._C as _C
 from torchtpu_core import flags
+from torchtpu_core.precision import emulate_precision as emulate_precision
+from torchtpu_core.precision import precision as precision
 
 _DeviceLike = torch.device | str | int | None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchtpu_core import config
+from torchtpu_core import config, precision
 from torchtpu_core.compile import control_flow
 from torchtpu_core.lowering import graph, program
 from torchtpu_core.lowering.dtypes import mlir
@@ -66,7 +66,7 @@ class GraphProgram:
         """The plan for one call. `args`: TensorSpecs and numbers, for the placeholders and then the
         constants.
         """
-        module = Module("graph")
+        module = Module("graph", **precision.of_products())
         b = module.function("main", [], public=True)
         inputs = program.Inputs(b)
         bases: dict[int, Value] = {}

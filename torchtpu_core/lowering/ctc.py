@@ -198,9 +198,8 @@ def _ctc_loss_backward(
     gone = alpha.eq(_NEG_INF) | beta.eq(_NEG_INF)
     posterior = b.select(gone, 0.0, b.exp(alpha + beta + loss - trellis.emit))
     hot = b.iota("i32", (n, trellis.states, classes), 2).eq(b.unsqueeze(trellis.labels, 2))
-    precision, b.precision = b.precision, "HIGHEST"  # probabilities, not activations
-    counts = b.dot_general(posterior, hot.to(posterior.dtype), ([2], [1]), ([1], [0]))
-    b.precision = precision
+    with b.products("HIGHEST"):  # probabilities, not activations
+        counts = b.dot_general(posterior, hot.to(posterior.dtype), ([2], [1]), ([1], [0]))
     out = b.exp(log_probs) - b.transpose(counts, (1, 0, 2))
     out = out * b.reshape(grad, (1, n, 1))
     infinite = loss.eq(math.inf)

@@ -31,9 +31,8 @@ def _differences(b: Builder, x: Value, y: Value) -> Value:
 def _euclidean(b: Builder, x: Value, y: Value) -> Value:
     """|x|^2 + |y|^2 - 2 x.y, never below zero."""
     n, batch = x.ndim, list(range(x.ndim - 2))
-    precision, b.precision = b.precision, "HIGHEST"  # a small difference of large products
-    products = b.dot_general(x, y, ([n - 1], [n - 1]), (batch, batch))
-    b.precision = precision
+    with b.products("HIGHEST"):  # a small difference of large products
+        products = b.dot_general(x, y, ([n - 1], [n - 1]), (batch, batch))
     squares = b.unsqueeze(sum_of(x * x, [n - 1]), n - 1) + b.unsqueeze(
         sum_of(y * y, [n - 1]), n - 2
     )

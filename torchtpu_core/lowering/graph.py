@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torchtpu_core import precision
 from torchtpu_core.lowering import decompose, registry
 from torchtpu_core.stablehlo import Builder, Value
 
@@ -79,7 +80,8 @@ class Interpreter:
         args, kwargs = _read(self.env, node.args), _read(self.env, node.kwargs)
         where = node.meta.get("stack_trace")
         try:
-            return self.call(node, args, kwargs)
+            with precision.of_node(self.b, node):
+                return self.call(node, args, kwargs)
         except NotImplementedError as e:
             if not where or where in str(e):
                 raise

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torchtpu_core.lowering.matmul import adjoint, matmul
+from torchtpu_core.lowering.matmul import adjoint
+from torchtpu_core.lowering.matmul import exact_matmul as matmul
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, TensorType, Value

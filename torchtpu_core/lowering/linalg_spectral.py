@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 
 from torchtpu_core.lowering.linalg import diagonal, eye, qr, triangle
-from torchtpu_core.lowering.matmul import adjoint, conj, matmul
+from torchtpu_core.lowering.matmul import adjoint, conj
+from torchtpu_core.lowering.matmul import exact_matmul as matmul
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, TensorType, Value
 from torchtpu_core.stablehlo import types as T

@@ -42,6 +42,12 @@ def matmul(b: Builder, x: Value, y: Value, adj_x: bool = False, adj_y: bool = Fa
     return dot(b, x, y, ((-2 if adj_x else -1,), (-1 if adj_y else -2,)), (lead, lead))
 
 
+def exact_matmul(b: Builder, x: Value, y: Value, adj_x: bool = False, adj_y: bool = False) -> Value:
+    """`matmul` at full precision whatever the mode: for algorithms that a rough product breaks."""
+    with b.products("HIGHEST"):
+        return matmul(b, x, y, adj_x, adj_y)
+
+
 def adjoint(b: Builder, x: Value) -> Value:
     """The conjugate transpose of the last two dimensions."""
     return conj(b, transpose(b, x))

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from torchtpu_core import config
+from torchtpu_core import config, precision
 from torchtpu_core.lowering import (
     bounds,
     decompose,
@@ -146,7 +146,7 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
     metas, expected, resize = _infer(op, variant, args)
     if resize:
         return Plan(resize=resize)
-    module = Module(_module_name(op))
+    module = Module(_module_name(op), **precision.of_products())
     b = module.function("main", [], public=True)
     inputs = Inputs(b)
     wide = _is_wide(args)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from torchtpu_core.stablehlo import bf16
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.types import TensorType
 
@@ -124,10 +125,21 @@ Operand = Value | Number
 
 
 class Module:
-    """A StableHLO module: `main` and private functions, printed by `str()`."""
+    """A StableHLO module: `main` and private functions, printed by `str()`.
 
-    def __init__(self, name: str = "torchtpu", attributes: str = ""):
+    precision: "DEFAULT", "HIGH" or "HIGHEST", of the products of f32 and c64 in its functions;
+    emulate: those products are made of bf16 pieces in so many words (bf16.py).
+    """
+
+    def __init__(
+        self,
+        name: str = "torchtpu",
+        attributes: str = "",
+        precision: str = "HIGHEST",
+        emulate: bool = False,
+    ):
         self.name, self.attributes = name, attributes
+        self.precision, self.emulate = precision, emulate
         self._functions: dict[str, str] = {}
 
     def function(self, name: str, arg_types: Sequence[TensorType], public: bool = False) -> Builder:
@@ -216,6 +228,7 @@ class Builder:
 
     def __init__(self, module: Module, name: str, arg_types: Sequence[TensorType], public: bool):
         self.module, self.name, self.public = module, name, public
+        self.precision, self.emulate = module.precision, module.emulate
         self._lines: list[str] = []
         self._scopes: list[dict[Any, Value]] = [{}]  # constants by block, innermost last
         self._n = 0
@@ -796,12 +809,31 @@ class Builder:
 
     # ---- contractions ---------------------------------------------------------------------------
 
-    #: "DEFAULT", "HIGH" or "HIGHEST", written into dots and convolutions
-    precision = "HIGHEST"
+    @contextmanager
+    def products(self, precision: str) -> Iterator[None]:
+        """Within, dots and convolutions have this precision."""
+        outer, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = outer
 
-    def _precision(self) -> str:
-        p = f"#stablehlo<precision {self.precision}>"
-        return f"precision_config = [{p}, {p}]"
+    def _product(
+        self, name: str, x: Value, y: Value, dtype: str, shape: Sequence[int], attrs: str
+    ) -> Value:
+        """A dot or convolution with its precision: that of the builder for f32 and c64; other
+        types have no less than their own.
+        """
+        single = x.dtype in ("f32", "complex<f32>")
+
+        def multiply(x: Value, y: Value) -> Value:
+            p = f"#stablehlo<precision {self.precision if single else 'HIGHEST'}>"
+            out = x.dtype if single else dtype
+            return self._one(name, [x, y], out, shape, f"{attrs}, precision_config = [{p}, {p}]")
+
+        if single and self.emulate:
+            return bf16.product(self, x, y, multiply, self.precision)
+        return multiply(x, y)
 
     def dot_general(
         self,
@@ -822,9 +854,9 @@ class Builder:
         attrs = (
             f"dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {_list(bx)}, "
             f"rhs_batching_dimensions = {_list(by)}, lhs_contracting_dimensions = {_list(cx)}, "
-            f"rhs_contracting_dimensions = {_list(cy)}>, {self._precision()}"
+            f"rhs_contracting_dimensions = {_list(cy)}>"
         )
-        return self._one("stablehlo.dot_general", [x, y], out_dtype or x.dtype, shape, attrs)
+        return self._product("stablehlo.dot_general", x, y, out_dtype or x.dtype, shape, attrs)
 
     def convolution(
         self,
@@ -848,10 +880,9 @@ class Builder:
             f"lhs_dilation = {_ints(lhs_dilation)}, rhs_dilation = {_ints(rhs_dilation)}, "
             f"window_reversal = {_bools([False] * len(strides))}, "
             f"feature_group_count = {feature_groups} : i64, "
-            f"batch_group_count = {batch_groups} : i64, "
-            f"{self._precision()}"
+            f"batch_group_count = {batch_groups} : i64"
         )
-        return self._one("stablehlo.convolution", [x, w], out_dtype or x.dtype, out_shape, attrs)
+        return self._product("stablehlo.convolution", x, w, out_dtype or x.dtype, out_shape, attrs)
 
     # ---- gather and scatter ---------------------------------------------------------------------
 
