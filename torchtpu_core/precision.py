@@ -21,7 +21,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -56,11 +56,18 @@ def precision(mode: str) -> contextlib.AbstractContextManager[None]:
     what does not run when it is called (classes, generators, coroutines).
     """
     _index(mode)
-    if torch.compiler.is_compiling():
-        from torch.fx.traceback import annotate
+    return _marked(mode) if torch.compiler.is_compiling() else _Region(mode)
 
-        return annotate({MARK: mode})
-    return _Region(mode)
+
+@contextlib.contextmanager
+def _marked(mode: str) -> Iterator[None]:
+    """A region that is being traced. A generator, because Dynamo runs a frame whose graph breaks
+    inside of one eagerly; of `annotate` alone it makes broken code there (2.13).
+    """
+    from torch.fx.traceback import annotate
+
+    with annotate({MARK: mode}):
+        yield
 
 
 def _index(mode: str) -> int:
