@@ -64,9 +64,12 @@ def _marked(mode: str) -> Iterator[None]:
     """A region that is being traced. A generator, because Dynamo runs a frame whose graph breaks
     inside of one eagerly; of `annotate` alone it makes broken code there (2.13).
     """
-    from torch.fx.traceback import annotate
+    from torch.fx.traceback import annotate, preserve_node_meta
 
-    with annotate({MARK: mode}):
+    keep = contextlib.nullcontext()
+    if not torch.compiler.is_dynamo_compiling():  # torch.export, which drops marks otherwise
+        keep = preserve_node_meta()
+    with annotate({MARK: mode}), keep:
         yield
 
 
