@@ -1,92 +1,64 @@
-"""Compiled mode: a forward pass and a train step, compiled and eager on tpu, eager on torch CPU;
-and what calling a compiled graph with 300 parameters costs the host.
+"""Compiled mode against hand-written JAX (jit, the same math) and PyTorch's eager CPU: forward
+passes, train steps and decoding; what a cold and a warm start of a train step take; and what
+calling a compiled graph with 300 parameters costs the host.
+
+The peers take turns, one repetition each, so that other work on the machine disturbs them alike;
+a ratio is the median over the repetitions.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks import _measure
 
-PEERS = ("tpu compiled", "tpu", "cpu")
-MODELS = ("MLP", "CNN", "GPT, 4 layers")
-PHASES = ("forward", "train step")
+PEERS = ("tpu", "jax", "cpu")
+CASES = (
+    ("MLP", "forward"),
+    ("MLP", "train step"),
+    ("CNN", "forward"),
+    ("CNN", "train step"),
+    ("GPT", "forward"),
+    ("GPT", "train step"),
+    ("SmolLM2", "decode"),
+)
+TITLES = {
+    "MLP": "MLP",
+    "CNN": "ResNet-18",
+    "GPT": "GPT-2, 12 layers",
+    "SmolLM2": "SmolLM2-135M",
+}
+#: the step time of a peer's, and the times to the end of the first step, that are aimed at
+RATIO_JAX, RATIO_CPU, COLD_RATIO, WARM_SECONDS = 1.05, 1.0, 1.2, 2.0
 REPEATS = 7
-RUN_SECONDS = 0.5
+RUN_SECONDS = 0.3
 PARAMETERS, TARGET_US = 300, 60.0
+# JAX is a peer on the same CPU, whatever else it could use; XLA's log is not ours to print.
+_JAX_ENV = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def build(name: str) -> tuple[Any, Any, Any]:
-    """A model with a batch and its targets, on the CPU."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
-    class Block(nn.Module):
-        def __init__(self, width: int, heads: int):
-            super().__init__()
-            self.heads = heads
-            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-        def forward(self, x: Any) -> Any:
-            b, t, c = x.shape
-            q, k, v = (
-                y.view(b, t, self.heads, -1).transpose(1, 2)
-                for y in self.qkv(self.norm1(x)).chunk(3, dim=-1)
-            )
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-            return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-    class GPT(nn.Module):
-        def __init__(self, vocabulary: int = 1024, context: int = 128, width: int = 256):
-            super().__init__()
-            self.tokens = nn.Embedding(vocabulary, width)
-            self.positions = nn.Embedding(context, width)
-            self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(4)))
-            self.norm = nn.LayerNorm(width)
-
-        def forward(self, ids: Any) -> Any:
-            at = torch.arange(ids.shape[1], device=ids.device)
-            x = self.norm(self.blocks(self.tokens(ids) + self.positions(at)))
-            return (x @ self.tokens.weight.T).flatten(0, 1)
-
-    torch.manual_seed(0)
-    if name == "MLP":
-        layers = (
-            nn.Linear(256, 512),
-            nn.GELU(),
-            nn.Linear(512, 512),
-            nn.GELU(),
-            nn.Linear(512, 10),
-        )
-        return nn.Sequential(*layers), torch.randn(64, 256), torch.randint(10, (64,))
-    if name == "CNN":
-        stages = [
-            (nn.Conv2d(i, o, 3, padding=1), nn.BatchNorm2d(o), nn.ReLU(), nn.MaxPool2d(2))
-            for i, o in ((3, 16), (16, 32), (32, 64))
-        ]
-        head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-        model = nn.Sequential(*(layer for stage in stages for layer in stage), *head)
-        return model, torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
-    return GPT(), torch.randint(1024, (4, 128)), torch.randint(1024, (512,))
-
-
-def phase(peer: str, model: Any, x: Any, y: Any, which: str) -> Callable[[], Any]:
-    """One forward pass, or one step of training with AdamW."""
+def phase_torch(peer: str, name: str, which: str, size: Any) -> Callable[[], Any]:
+    """A call that runs one forward pass (in inference), decodes one token, or trains one step with
+    AdamW; compiled on tpu, eager on cpu.
+    """
     import torch
     from torch.nn import functional as F
 
-    maybe = torch.compile if peer.endswith("compiled") else lambda fn: fn
-    forward = maybe(model)
-    if which == "forward":
-        return torch.no_grad()(lambda: forward(x))
+    from benchmarks import _models
+
+    model, x, y = (part.to(peer) for part in _models.build(name, size))
+    maybe = torch.compile if peer == "tpu" else lambda fn: fn
+    if which != "train step":
+        forward = maybe(model.eval())
+        args = (x,) if which == "forward" else (x, y)
+        return torch.no_grad()(lambda: forward(*args))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     update = maybe(optimizer.step)
     loss = maybe(lambda: F.cross_entropy(model(x), y))
@@ -96,22 +68,140 @@ def phase(peer: str, model: Any, x: Any, y: Any, which: str) -> Callable[[], Any
         value = loss()
         value.backward()
         update()
-        return value
+        return value.detach()
 
     return step
 
 
-def timed(fn: Callable[[], Any], wait: Callable[[], None]) -> dict[str, float]:
-    """Seconds of the first call, and milliseconds of a call (median of repetitions) after some."""
-    start = time.perf_counter()
-    fn()
-    wait()
-    first = time.perf_counter() - start
-    fn()
-    wait()
-    start = time.perf_counter()
-    fn()
-    wait()
+def prepare(peer: str, name: str, which: str, fast: bool) -> tuple[Callable[[], Any], Callable]:
+    """(one step of a case, what waits for its result and gives it as a number)."""
+    from benchmarks import _models
+
+    size = _models.FAST if fast else _models.FULL
+    if peer != "jax":
+        return phase_torch(peer, name, which, size), lambda t: float(t.float().square().mean())
+    from benchmarks import _models_jax
+
+    model, x, y = _models.build(name, size)
+    run = _models_jax.phase(name, which, size, model.state_dict(), x, y)
+    return run, lambda a: float((a * a).mean())
+
+
+def serve(peer: str, fast: bool) -> None:
+    """A peer's process: reads commands as lines of JSON, answers each with one.
+
+    [name, phase]: prepares the case; {"first_s": .., "value": ..} is the answer.
+    n: runs n steps; the answer is milliseconds a step.
+    """
+    out = sys.stdout
+    sys.stdout = sys.stderr  # whatever else is printed is no answer
+    run = number = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        if isinstance(command, list):
+            run = None  # frees the former case
+            run, number = prepare(peer, *command, fast)
+            start = time.perf_counter()
+            value = number(run())
+            answer: Any = {"first_s": time.perf_counter() - start, "value": value}
+            number(run())
+        else:
+            start = time.perf_counter()
+            for _ in range(command):
+                result = run()
+            number(result)
+            answer = (time.perf_counter() - start) / command * 1e3
+        print(json.dumps(answer), file=out, flush=True)
+
+
+class Worker:
+    """A peer's process, from the parent's side."""
+
+    def __init__(self, peer: str, fast: bool):
+        command = [sys.executable, "-m", "benchmarks.compiled", "--serve", peer]
+        self.process = subprocess.Popen(
+            command + ["--fast"] * fast,
+            cwd=_measure.ROOT,
+            env=os.environ | (_JAX_ENV if peer == "jax" else {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, command: Any) -> Any:
+        """The answer to a command of `serve`."""
+        print(json.dumps(command), file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process of a peer died with {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(peers: list[str], cases: list[tuple[str, str]], fast: bool) -> dict[str, Any]:
+    """By case and peer: the first step in seconds, a step in milliseconds, and the ratio of ours to
+    the peer's. Raises where two peers do not compute the same.
+    """
+    workers = {peer: Worker(peer, fast) for peer in peers}
+    figures: dict[str, Any] = {}
+    for case in cases:
+        print(f"measuring {' '.join(case)} ...", file=sys.stderr, flush=True)
+        first = {peer: worker.ask(case) for peer, worker in workers.items()}
+        values = [answer["value"] for answer in first.values()]
+        if max(values) - min(values) > 1e-3 * abs(values[0]):
+            raise AssertionError(f"{case}: the peers' results differ: {dict(zip(peers, values))}")
+        n = {p: max(1, int(RUN_SECONDS * 1e3 / w.ask(1))) for p, w in workers.items()}
+        rounds = [{p: w.ask(n[p]) for p, w in workers.items()} for _ in range(REPEATS)]
+        figures[f"{TITLES[case[0]]}: {case[1]}"] = {
+            peer: {
+                "first_s": first[peer]["first_s"],
+                "ms": _measure.median([r[peer] for r in rounds]),
+                "ratio": _measure.median([r["tpu"] / r[peer] for r in rounds]),
+            }
+            for peer in peers
+        }
+    for worker in workers.values():
+        worker.close()
+    return figures
+
+
+def measure_start(peer: str, fast: bool) -> dict[str, float]:
+    """Seconds of GPT's first train step (tracing, compiling and running it) in a new process, with
+    an empty program cache and with the cache that this left.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        ours = {"TORCHTPU_CACHE_DIR": cache}
+        theirs = {
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            **_JAX_ENV,
+        }
+        args = ["-m", "benchmarks.compiled", "--start", peer] + ["--fast"] * fast
+        env = theirs if peer == "jax" else ours
+        return {state: _measure.child(args, env) for state in ("cold", "warm")}
+
+
+def first_step(peer: str, fast: bool) -> float:
+    """Seconds of the first train step of GPT in this process, less those of a later one."""
+    run, number = prepare(peer, "GPT", "train step", fast)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        number(run())
+        times.append(time.perf_counter() - start)
+    return times[0] - times[-1]
+
+
+def timed(fn: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """Microseconds a call: the median of repetitions, after some calls."""
+    for _ in range(3):
+        start = time.perf_counter()
+        fn()
+        wait()
     n = max(1, int(RUN_SECONDS / (time.perf_counter() - start)))
     runs = []
     for _ in range(REPEATS):
@@ -119,26 +209,8 @@ def timed(fn: Callable[[], Any], wait: Callable[[], None]) -> dict[str, float]:
         for _ in range(n):
             fn()
         wait()
-        runs.append((time.perf_counter() - start) / n * 1e3)
-    return {"first_s": first, "ms": _measure.median(runs)}
-
-
-def measure(peer: str) -> dict[str, dict[str, float]]:
-    """Every model and phase on one peer."""
-    import torch
-
-    device = peer.split()[0]
-
-    def wait() -> None:
-        if device != "cpu":
-            torch.accelerator.synchronize()
-
-    figures = {}
-    for name in MODELS:
-        for which in PHASES:
-            model, x, y = (part.to(device) for part in build(name))
-            figures[f"{name}: {which}"] = timed(phase(peer, model, x, y, which), wait)
-    return figures
+        runs.append((time.perf_counter() - start) / n * 1e6)
+    return _measure.median(runs)
 
 
 def measure_overhead() -> dict[str, float]:
@@ -172,7 +244,7 @@ def measure_overhead() -> dict[str, float]:
         return _C.Graph("sum", len(tensors), build), texts
 
     def microseconds(fn: Callable[[], Any]) -> float:
-        return timed(fn, torch.accelerator.synchronize)["ms"] * 1e3
+        return timed(fn, torch.accelerator.synchronize)
 
     with torch.no_grad():
         model, x = Sum().to("tpu"), torch.ones(4).to("tpu")
@@ -192,44 +264,84 @@ def measure_overhead() -> dict[str, float]:
     def run() -> None:
         outputs[:] = program.execute(buffers, 0)
 
-    figures["program"] = timed(run, lambda: outputs[0].to_bytes())["ms"] * 1e3
+    figures["program"] = timed(run, lambda: outputs[0].to_bytes())
     return figures
 
 
+def met(value: float, target: float) -> str:
+    """Whether a figure is what is aimed at, for a note."""
+    return "met" if value <= target else "MISSED"
+
+
+def print_steps(figures: dict[str, Any], peers: list[str]) -> None:
+    """The table of step times."""
+    rows = []
+    for name, row in figures.items():
+        cells = [f"{row[p]['ms']:.2f}" if p in row else "missing" for p in PEERS]
+        ratios = [f"{row[p]['ratio']:.2f}x" if p in row else "missing" for p in PEERS[1:]]
+        rows.append([name, *cells, *ratios, f"{row['tpu']['first_s']:.2f}"])
+    columns = ["model", *(f"{p} ms" for p in PEERS), *(f"tpu/{p}" for p in PEERS[1:])]
+    notes = []
+    for peer, target in (("jax", RATIO_JAX), ("cpu", RATIO_CPU)):
+        if peer in peers:
+            worst = max(row[peer]["ratio"] for row in figures.values())
+            notes.append(f"tpu/{peer}: worst {worst:.2f}x, aim {target:.2f}x: {met(worst, target)}")
+    note = f"Milliseconds a step, medians of {REPEATS} turns; training is with AdamW. "
+    _measure.table("Compiled mode", [*columns, "first s"], rows, note + "; ".join(notes) + ".")
+
+
+def print_starts(starts: dict[str, dict[str, float]]) -> None:
+    """The table of cold and warm starts."""
+    rows = [[peer, f"{s['cold']:.2f}", f"{s['warm']:.2f}"] for peer, s in starts.items()]
+    warm = starts["tpu"]["warm"]
+    note = f"Warm: aim {WARM_SECONDS:.0f} s: {met(warm, WARM_SECONDS)}."
+    if "jax" in starts:
+        ratio = starts["tpu"]["cold"] / starts["jax"]["cold"]
+        note += f" Cold: {ratio:.2f}x of JAX's, aim {COLD_RATIO:.1f}x: {met(ratio, COLD_RATIO)}."
+    note += " The first step less a later one, without imports."
+    title = "First train step of GPT-2 in a new process"
+    _measure.table(title, ["peer", "cold s", "warm s"], rows, note)
+
+
+def print_overhead(cost: dict[str, float]) -> None:
+    """The table of the host's overhead."""
+    own = cost["graph"] - cost["program"]
+    rows = [[name, f"{us:.0f}"] for name, us in cost.items()]
+    note = (
+        f"Microseconds a call with {PARAMETERS} parameters. The graph beyond its program: "
+        f"{own:.0f} us, aim {TARGET_US:.0f}: {met(own, TARGET_US)}."
+    )
+    _measure.table("Host overhead of a compiled call", ["what is called", "us"], rows, note)
+
+
 def main() -> int:
-    """Measure and print; with --peer (used by itself) one peer, as JSON."""
+    """Measure and print; the options that start processes are used by itself."""
     parser = _measure.parser(__doc__.splitlines()[0])
-    parser.add_argument("--peer", choices=(*PEERS, "overhead"), help="measure it here; print JSON")
+    parser.add_argument("--fast", action="store_true", help="small models of the same shape")
+    parser.add_argument("--only", default="", help="cases with this in their name, e.g. 'CNN'")
+    parser.add_argument("--serve", choices=PEERS, help="be a peer's process")
+    parser.add_argument("--start", choices=PEERS, help="print the seconds of a first step")
+    parser.add_argument("--overhead", action="store_true", help="print the host's overhead as JSON")
     args = parser.parse_args()
-    if args.peer:
-        print(json.dumps(measure_overhead() if args.peer == "overhead" else measure(args.peer)))
+    if args.serve:
+        serve(args.serve, args.fast)
+        return 0
+    if args.start or args.overhead:
+        print(json.dumps(first_step(args.start, args.fast) if args.start else measure_overhead()))
         return 0
 
-    peers = [peer for peer in PEERS if _measure.missing(peer.split()[0]) is None]
-    figures = {}
-    for peer in peers:
-        print(f"measuring {peer} ...", file=sys.stderr, flush=True)
-        figures[peer] = _measure.child(["-m", "benchmarks.compiled", "--peer", peer])
-    first, *others = peers
-    rows = []
-    for name, own in figures[first].items():
-        cells = [figures[peer][name]["ms"] for peer in peers]
-        ratios = [_measure.ratio(own["ms"], figures[peer][name]["ms"]) for peer in others]
-        rows.append([name, *(f"{ms:.2f}" for ms in cells), *ratios, f"{own['first_s']:.2f}"])
-    columns = ["model", *(f"{peer} ms" for peer in peers), *(f"{first}/{peer}" for peer in others)]
-    note = f"Milliseconds a call, medians of {REPEATS} runs; a train step is with AdamW."
-    _measure.table("Compiled mode", [*columns, "first call s"], rows, note)
-    if "tpu" in peers:
-        cost = _measure.child(["-m", "benchmarks.compiled", "--peer", "overhead"])
-        own = cost["graph"] - cost["program"]
-        verdict = "met" if own <= TARGET_US else "MISSED"
-        rows = [[name, f"{us:.0f}"] for name, us in cost.items()]
-        note = (
-            f"Microseconds a call with {PARAMETERS} parameters. The graph beyond its program: "
-            f"{own:.0f} us, target <= {TARGET_US:.0f}: {verdict}."
-        )
-        _measure.table("Host overhead of a compiled call", ["what is called", "us"], rows, note)
-        figures["overhead"] = cost
+    peers = _measure.present(PEERS)
+    if "tpu" not in peers:
+        return 1
+    cases = [case for case in CASES if args.only in " ".join(case)]
+    figures: dict[str, Any] = {"steps": measure(peers, cases, args.fast)}
+    print_steps(figures["steps"], peers)
+    if not args.only:
+        compilers = [peer for peer in peers if peer != "cpu"]
+        figures["starts"] = {peer: measure_start(peer, args.fast) for peer in compilers}
+        print_starts(figures["starts"])
+        figures["overhead"] = _measure.child(["-m", "benchmarks.compiled", "--overhead"])
+        print_overhead(figures["overhead"])
     _measure.save(args.json, "compiled", figures)
     return 0
 

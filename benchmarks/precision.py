@@ -74,7 +74,7 @@ def plot(figures: dict[str, dict[str, float]], path: Path) -> None:
             axes.loglog(CONDITIONS, values, style, marker=".", color=f"C{i}", label=label)
     for power in (8, 16, 24):
         axes.axhline(2.0**-power, color="0.8", linewidth=0.8, zorder=0)
-        axes.text(CONDITIONS[-1], 2.0**-power, f" 2^-{power}", color="0.5", va="center")
+        axes.text(CONDITIONS[-1], 2.0**-power, f" 2^-{power}", color="0.5", va="bottom")
     axes.set_xlabel("condition of A in A A⁻¹")
     axes.set_ylabel("relative error against float64")
     sizes = ", ".join(f"{s} ({n})" for s, n in zip(SIZES, ("dotted", "dashed", "solid")))
