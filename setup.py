@@ -58,10 +58,11 @@ def sources() -> list[str]:
     """The translation units: one a room of csrc, parsing torch's headers once for all its files
     and so builds in a third of the time; with TORCHTPU_BUILD_UNITY=0 one a file, which rebuilds
     less after an edit."""
-    rooms = ("pjrt", "device", "dispatch")
+    rooms = ("pjrt", "device", "dispatch", "sparse")
     files = {room: sorted((CSRC / room).glob("*.cc")) for room in rooms}
     for room in rooms:
-        files[room].append(CSRC / "python" / f"{room}_bindings.cc")
+        bindings = CSRC / "python" / f"{room}_bindings.cc"
+        files[room] += [bindings] if bindings.is_file() else []
     files["pjrt"].append(CSRC / "python" / "module.cc")
     if os.environ.get("TORCHTPU_BUILD_UNITY", "1") == "0":
         return sorted(str(f) for room in rooms for f in files[room])

@@ -219,6 +219,23 @@ bool equal_hook(const c10::OperatorHandle&, Stack* stack) {
   return true;
 }
 
+// _embedding_bag_backward(..., sparse, per_sample_weights, padding_idx): a sparse gradient is no
+// program; PyTorch makes it of other operators.
+bool embedding_bag_backward_hook(const c10::OperatorHandle& op, Stack* stack) {
+  if (!(*stack)[stack->size() - 3].toBool()) return false;
+  c10::Dispatcher::singleton().callBoxedForDispatchKey(op, c10::DispatchKey::CPU, stack);
+  return true;
+}
+
+// The operators that would make a tensor of a quantized dtype.
+bool quantize_hook(const c10::OperatorHandle& op, Stack* stack) {
+  unsupported(op, stack,
+              "quantized dtypes (torch.qint8, torch.quint8, ...) are not supported; keep int8 "
+              "tensors beside their scales (torch._int_mm, torch._scaled_mm, "
+              "torch._weight_int8pack_mm), or quantize on the CPU");
+  return true;
+}
+
 }  // namespace
 
 Hook hook_for(const std::string& name) {
@@ -227,6 +244,12 @@ Hook hook_for(const std::string& name) {
       {"aten::_to_copy", to_copy_hook},
       {"aten::clone", clone_hook},
       {"aten::equal", equal_hook},
+      {"aten::_embedding_bag_backward", embedding_bag_backward_hook},
+      {"aten::quantize_per_tensor", quantize_hook},
+      {"aten::quantize_per_tensor.tensor_qparams", quantize_hook},
+      {"aten::quantize_per_tensor.tensors", quantize_hook},
+      {"aten::quantize_per_tensor_dynamic", quantize_hook},
+      {"aten::quantize_per_channel", quantize_hook},
       {"aten::index.Tensor", expand_indices},
       {"aten::index.Tensor_out", expand_indices},
       {"aten::_unsafe_index.Tensor", expand_indices},

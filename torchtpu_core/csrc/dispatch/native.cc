@@ -201,6 +201,13 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_copy_from_and_resize",
       "aten::record_stream",
       "aten::_nested_tensor_from_mask_left_aligned",
+      // csrc/sparse
+      "aten::_to_sparse",
+      "aten::_to_sparse.sparse_dim",
+      "aten::_to_sparse_csr",
+      "aten::_to_sparse_csc",
+      "aten::_to_sparse_bsr",
+      "aten::_to_sparse_bsc",
       // Composites over the above, better left to PyTorch.
       "aten::_unsafe_view",
       "aten::unsafe_chunk",
