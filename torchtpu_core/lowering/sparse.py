@@ -1,6 +1,6 @@
 """Conversions between the row indices of sparse matrices and their compressed form.
 
-The kernels for sparse tensors themselves are in csrc/sparse; they are made of operators on dense
+The kernels for sparse tensors themselves are in csrc/layouts; they are made of operators on dense
 tensors, of which these two are the only ones that exist for them alone.
 """
 

@@ -201,7 +201,7 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_copy_from_and_resize",
       "aten::record_stream",
       "aten::_nested_tensor_from_mask_left_aligned",
-      // csrc/sparse
+      // csrc/layouts
       "aten::_to_sparse",
       "aten::_to_sparse.sparse_dim",
       "aten::_to_sparse_csr",

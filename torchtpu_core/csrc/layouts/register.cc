@@ -1,4 +1,4 @@
-// Which kernel each operator has for sparse tensors of the device.
+// Which kernel each operator has for sparse and nested tensors of the device.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -8,7 +8,7 @@
 #include "../dispatch/boxed.h"
 #include "sparse.h"
 
-namespace torchtpu::sparse {
+namespace torchtpu::layouts {
 namespace {
 
 using c10::DispatchKey;
@@ -41,6 +41,13 @@ constexpr const char* kHost = R"(
   _sparse_log_softmax _sparse_log_softmax_backward_data _sparse_mask_projection
   _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward _sparse_softmax
   _sparse_softmax_backward_data _sparse_sparse_matmul _sparse_sum_backward
+)";
+
+// Operators on strided nested tensors whose kernel in PyTorch reads memory or is for transformers on
+// a CPU. Every other one is made of operators on the buffer or on its parts.
+constexpr const char* kNestedOnCpu = R"(
+  _fused_sdp_choice _native_multi_head_attention _nested_sum_backward _pin_memory
+  _transform_bias_rescale_qkv _transformer_encoder_layer_fwd sum
 )";
 
 std::string stem(std::string name) {
@@ -144,7 +151,23 @@ void register_all(torch::Library& m, const Names& own) {
   }
 }
 
+void register_nested(torch::Library& m) {
+  const Names on_cpu = words(kNestedOnCpu);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (!name.name.starts_with("aten::") || on_cpu.contains(stem(name.name))) continue;
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !op->hasKernelForDispatchKey(DispatchKey::NestedTensorCPU)) continue;
+    const std::string full =
+        name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    m.impl(full.c_str(),
+           torch::CppFunction::makeFromBoxedFunction<&upstream<DispatchKey::NestedTensorCPU>>());
+  }
+}
+
 }  // namespace
+
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_nested(m); }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   register_coo(m);
@@ -164,10 +187,11 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   }
 }
 
-// From dense tensors: PyTorch's kernels, made of nonzero and index.
+// From dense tensors: PyTorch's kernels, made of nonzero, index and views.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr",
-                           "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"}) {
+                           "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
+                           "_nested_view_from_buffer"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&upstream<DispatchKey::CPU>>());
   }
 }
@@ -192,4 +216,4 @@ TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
       torch::CppFunction::makeFromBoxedFunction<&missing<DispatchKey::QuantizedPrivateUse1>>());
 }
 
-}  // namespace torchtpu::sparse
+}  // namespace torchtpu::layouts

@@ -1,12 +1,13 @@
-// Sparse tensors: PyTorch's own structure kernels wherever they are written in terms of other
-// operators; products, sums and coalescing here, out of dense operators of the device; by a round
-// trip over the host what PyTorch computes with loops over the structure.
+// Tensors made of several strided ones: sparse and nested. PyTorch's own kernels wherever they are
+// written in terms of other operators; products, sums and coalescing of sparse tensors here, out of
+// dense operators of the device; by a round trip over the host what PyTorch computes with loops
+// over the structure.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-namespace torchtpu::sparse {
+namespace torchtpu::layouts {
 
 // The operators that are written here, for SparsePrivateUse1 and SparseCsrPrivateUse1.
 void register_coo(torch::Library& m);
@@ -21,4 +22,4 @@ at::Tensor add_product(const at::Tensor& self, const at::Tensor& mat1, const at:
 void assign(const at::Tensor& out, at::IntArrayRef sizes, int64_t dense_dim, at::Tensor indices,
             at::Tensor values, bool coalesced);
 
-}  // namespace torchtpu::sparse
+}  // namespace torchtpu::layouts

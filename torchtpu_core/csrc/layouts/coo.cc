@@ -5,7 +5,7 @@
 
 #include "sparse.h"
 
-namespace torchtpu::sparse {
+namespace torchtpu::layouts {
 namespace {
 
 using at::Scalar;
@@ -252,4 +252,4 @@ void register_coo(torch::Library& m) {
   m.impl("_copy_from_and_resize", copy_from_and_resize);
 }
 
-}  // namespace torchtpu::sparse
+}  // namespace torchtpu::layouts

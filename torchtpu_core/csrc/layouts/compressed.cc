@@ -4,7 +4,7 @@
 #include "../dispatch/boxed.h"
 #include "sparse.h"
 
-namespace torchtpu::sparse {
+namespace torchtpu::layouts {
 namespace {
 
 using at::Scalar;
@@ -114,4 +114,4 @@ void register_compressed(torch::Library& m) {
   m.impl("_copy_from_and_resize", compressed_copy_from_and_resize);
 }
 
-}  // namespace torchtpu::sparse
+}  // namespace torchtpu::layouts
