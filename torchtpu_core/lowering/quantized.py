@@ -79,18 +79,19 @@ def _scaled_mm(
     use_fast_accum=False,
 ):
     """(M, K) float8 @ (K, N) float8 -> (M, N) of `out_dtype`; scales of one number, (M, 1) and
-    (1, N), or one for each of equal blocks."""
+    (1, N), or one for each of equal blocks. A float8 result is divided by `scale_result`, as on
+    CPU."""
     out = _with_bias(b, _scaled_product(b, x, y, scale_a, scale_b), bias)
     if scale_result is not None and out_dtype is not None and out_dtype.itemsize == 1:
-        out = out * b.expand(b.reshape(scale_result.to("f32"), (1, 1)), out.shape)
+        out = out / b.expand(b.reshape(scale_result.to("f32"), (1, 1)), out.shape)
     return out
 
 
 @lowering("_weight_int8pack_mm")
 def _weight_int8pack_mm(b, x, w, scales):
     """(M, K) floats @ (N, K) int8, transposed, times scales (N,)."""
-    out = dot(b, x.to("bf16") if x.dtype == "bf16" else x, w.to(x.dtype), ((1,), (1,)))
-    return out * b.expand(scales.to(out.dtype), out.shape)
+    out = dot(b, x, w.to(x.dtype), ((1,), (1,)))
+    return (out * b.expand(scales.to(out.dtype), out.shape)).to(x.dtype)
 
 
 # An int4 weight of (N, K) packs to whatever a device likes, in a shape that PyTorch fixes. Here: two
@@ -135,7 +136,7 @@ def _int4_product(b: Builder, x: Value, packed: Value, group: int, pairs: Value)
         ).to("f32")
         for i in (0, 1)
     )
-    return dot(b, x.to("f32"), w * scale + zero, ((1,), (1,)))
+    return dot(b, x.to("f32"), w * scale + zero, ((1,), (1,))).to(x.dtype)
 
 
 @lowering("_weight_int4pack_mm")
@@ -188,7 +189,7 @@ def _quantize(b, x, scale, zero, low, high, axis):
 def _fake_quantize(b, x, scale, zero, low, high, axis=None):
     q, s, z = _quantize(b, x, scale, zero, low, high, axis)
     lo, hi = (b.constant(v, q.dtype, q.shape) for v in (low, high))
-    out = (b.clamp(lo, q, hi) - z) * s
+    out = ((b.clamp(lo, q, hi) - z) * s).to(x.dtype)
     return out, b.compare(q, lo, "GE") & b.compare(q, hi, "LE")
 
 

@@ -109,9 +109,9 @@ def _standard_gamma_grad(b: Builder, alpha: Value, x: Value) -> Value:
     With the incomplete gamma function's power series this is -x * sum t_n (log x - psi(alpha + n +
     1)), t_0 = 1 / alpha, t_(n+1) = t_n x / (alpha + n + 1). Its terms cancel, hence f64.
     """
-    shape, x, alpha = x.shape, b.convert(x, "f64"), b.convert(alpha, "f64")
     if not x.numel:
         return x
+    dtype, shape, x, alpha = x.dtype, x.shape, b.convert(x, "f64"), b.convert(alpha, "f64")
     log_x, term, psi = b.log(x), 1 / alpha, b.unary("chlo.digamma", alpha + 1)
     zero = b.constant(0, "f64", shape)
 
@@ -125,7 +125,42 @@ def _standard_gamma_grad(b: Builder, alpha: Value, x: Value) -> Value:
         return [n + 1, term * x / step, psi + 1 / step, total]
 
     total = b.while_([b.constant(0, "f64"), term, psi, zero], unfinished, body)[3]
-    return -x * total
+    return b.convert(-x * total, dtype)
+
+
+@lowering("_dirichlet_grad")
+def _dirichlet_grad(b: Builder, x: Value, alpha: Value, total: Value) -> Value:
+    """d x / d alpha, over 1 - x, at a fixed quantile of the distribution Beta(alpha, beta), where
+    beta = total - alpha.
+
+    With s = alpha + beta and the incomplete beta function's series of positive terms, that of x if
+    it is below the mean or so: -x / alpha * sum t_n (log x - psi(alpha + 1 + n) + psi(s + n)), t_0
+    = 1, t_(n+1) = t_n x (s + n) / (alpha + 1 + n); otherwise that of y = 1 - x: x / beta * sum u_n
+    (log x - psi(alpha) + psi(s + n)), u_(n+1) = u_n y (s + n) / (beta + 1 + n). The brackets
+    cancel, hence f64.
+    """
+    if not x.numel:
+        return x
+    dtype = x.dtype
+    x, alpha, total = (b.convert(v, "f64") for v in (x, alpha, total))
+    beta = total - alpha
+    lower = x * (total + 2) < alpha + 1
+    shape, z = b.select(lower, alpha, beta), b.select(lower, x, 1 - x)
+    psi = b.unary("chlo.digamma", b.select(lower, alpha + 1, alpha))
+    gap = b.log(x) - psi + b.unary("chlo.digamma", total)
+    one, zero = (b.constant(v, "f64", x.shape) for v in (1, 0))
+
+    def unfinished(n: Value, term: Value, gap: Value, sum_: Value) -> Value:
+        return _any(b, term > 1e-19) & (n < 10000)
+
+    def body(n: Value, term: Value, gap: Value, sum_: Value) -> list[Value]:
+        here, below = total + n, shape + n + 1
+        change = 1 / here - b.select(lower, 1 / below, zero)
+        return [n + 1, term * z * here / below, gap + change, sum_ + term * gap]
+
+    sum_ = b.while_([b.constant(0, "f64"), one, gap, zero], unfinished, body)[3]
+    grad = b.select(lower, -x, x) / shape * sum_
+    return b.convert(b.select(b.is_nan(grad), 0, grad), dtype)
 
 
 # ---- counts --------------------------------------------------------------------------------------

@@ -660,9 +660,19 @@ class Builder:
             x = self.real(x)
             if x.dtype == dtype:
                 return x
-        out = self._one("stablehlo.convert", [x], dtype, x.shape)
+        out = self._to_float8(x, dtype) if dtype.startswith("f8") else self._convert(x, dtype)
         out.weak = x.weak
         return out
+
+    def _convert(self, x: Value, dtype: str) -> Value:
+        if x.dtype == dtype:
+            return x
+        return self._one("stablehlo.convert", [x], dtype, x.shape)
+
+    def _to_float8(self, x: Value, dtype: str) -> Value:
+        from torchtpu_core.stablehlo.float8 import to_float8
+
+        return to_float8(self, x, dtype, self._convert)
 
     def bitcast(self, x: Value, dtype: str) -> Value:
         """Same bits. A narrower type adds a last dimension, a wider one consumes it."""

@@ -208,6 +208,7 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_to_sparse_csc",
       "aten::_to_sparse_bsr",
       "aten::_to_sparse_bsc",
+      "aten::_nested_from_padded",
       // Composites over the above, better left to PyTorch.
       "aten::_unsafe_view",
       "aten::unsafe_chunk",

@@ -191,7 +191,7 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr",
                            "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
-                           "_nested_view_from_buffer"}) {
+                           "_nested_view_from_buffer", "_nested_from_padded"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&upstream<DispatchKey::CPU>>());
   }
 }
