@@ -23,17 +23,21 @@ def to_float8(b: Builder, x: Value, dtype: str, convert: Convert) -> Value:
         low, high = (b.constant(v, x.dtype, x.shape) for v in (-most, most))
         return convert(b.select(b.is_nan(x), x, b.clamp(low, x, high)), dtype)
     if dtype == "f8E5M2":
+        nan = (_shifted(b, b.bitcast(x, "ui32"), 24) | 0x7F).to("ui8")  # the sign and ones
         bits = b.bitcast(convert(x, dtype), "ui8")
-        return b.bitcast(b.select(b.is_nan(x), bits | 0x7F, bits), dtype)
+        return b.bitcast(b.select(b.is_nan(x), nan, bits), dtype)
     return _exponent(b, x) if dtype == "f8E8M0FNU" else convert(x, dtype)
+
+
+def _shifted(b: Builder, bits: Value, by: int) -> Value:
+    return b.binary("shift_right_logical", bits, b.constant(by, bits.dtype, bits.shape))
 
 
 def _exponent(b: Builder, x: Value) -> Value:
     """float32 -> f8E8M0FNU: the biased exponent; half of the way up rounds up, unless the number is
     subnormal."""
     bits = b.bitcast(x, "ui32")
-    shift = b.constant(23, "ui32", x.shape)
-    exponent = b.binary("shift_right_logical", bits, shift) & 0xFF
+    exponent = _shifted(b, bits, 23) & 0xFF
     mantissa = bits & 0x7FFFFF
     up = (mantissa > 0x400000) | (mantissa.eq(0x400000) & (exponent > 0))
     special = exponent.eq(0xFF)
