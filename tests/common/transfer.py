@@ -19,13 +19,17 @@ class Transfer:
     def __init__(self, device: str | torch.device) -> None:
         self.device = torch.device(device)
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        #: original (kept alive for its id) and copy: one tensor passed twice stays one tensor
+        self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, value: Any) -> Any:
         """The copy of `value`: tensors, devices and generators move, containers are rebuilt, the
         rest stays.
         """
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            if id(value) not in self._moved:
+                self._moved[id(value)] = value, self._tensor(value)
+            return self._moved[id(value)][1]
         if isinstance(value, torch.device):
             return self.device if value.type == "cpu" else value
         if isinstance(value, str):
@@ -56,7 +60,9 @@ class Transfer:
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             plain = tensor.detach()
-            if plain.layout is not torch.strided:
+            if plain.device.type == "meta":
+                moved = plain
+            elif plain.layout is not torch.strided:
                 moved = plain.to(self.device, copy=True)
             elif plain.is_conj():
                 moved = self._tensor(plain.conj()).conj()

@@ -1,5 +1,5 @@
-"""Known failures of the tests named after PyTorch's suites: `expected_suites.json`, in the format of
-expected.json, with `file::test[id]` as items. They must fail: one that passes is an error.
+"""Known failures of the tests named after PyTorch's suites: `expected_suites.json`, in the format
+of expected.json, with `file::test[id]` as items. They must fail: one that passes is an error.
 """
 
 from __future__ import annotations

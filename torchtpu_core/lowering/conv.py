@@ -33,7 +33,12 @@ def _window(
     def spread(xs: Sequence[int]) -> tuple[int, ...]:
         return tuple(xs) if len(xs) == n else tuple(xs) * n
 
-    return _Window(spread(stride), spread(padding), spread(dilation), groups)
+    win = _Window(spread(stride), spread(padding), spread(dilation), groups)
+    if min(win.padding, default=0) < 0:
+        raise RuntimeError("negative padding is not supported")
+    if min(win.dilation, default=1) <= 0:
+        raise RuntimeError("dilation should be greater than zero")
+    return win
 
 
 def _numbers(n: int) -> str:

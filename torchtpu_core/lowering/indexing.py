@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from torchtpu_core.lowering.cumulative import cumulative_sum
+from torchtpu_core.lowering.dtypes import torch_dtype
 from torchtpu_core.lowering.reduction import wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -355,6 +356,9 @@ def _places(b: Builder, mask: Value) -> Value:
 
 @lowering("masked_scatter")
 def _masked_scatter(b, x, mask, source):
+    if mask.dtype != "i1":
+        name = str(torch_dtype(mask.dtype)).removeprefix("torch.")
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask of {name}")
     x, mask = b.broadcast(x, mask.to("i1"))
     if x.numel == 0 or source.numel == 0:
         return x

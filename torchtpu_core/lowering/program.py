@@ -283,6 +283,8 @@ def _infer(
     resize: list[tuple[int, tuple[int, ...]]] = []
     if _mixes_floats(args):
         _verdict(op, metas, only=_DTYPE_ERROR)
+    if _writes_overlap(variant, args) and _is_small(metas):
+        _try(op, _cpu_twins(args), only=_OVERLAP_ERROR)
     result = _meta_call(op, metas)
     if variant.functional is op:
         for i in outs:
@@ -296,7 +298,10 @@ def _infer(
         variant.functional, [_argument(variant, metas, i) for i in variant.arguments]
     )
     if expected is not None:
-        _note_resized(resize, [t for i in outs for t in _specs(args[i])], _tensors(expected))
+        given = [t for i in outs for t in _specs(args[i])]
+        if any(t.dtype != meta.dtype for t, meta in zip(given, _tensors(expected))):
+            _verdict(op, metas, only=_DTYPE_ERROR)
+        _note_resized(resize, given, _tensors(expected))
     return metas, expected, resize
 
 
@@ -345,7 +350,7 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), result)
 
 
-_DTYPE_ERROR = re.compile(r"dtype|scalar type|same type")
+_DTYPE_ERROR = re.compile(r"dtype|scalar type|same type|expects \w+ tensor out")
 
 
 def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None = None) -> None:
@@ -355,11 +360,15 @@ def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None 
     Meta kernels let through mixtures of dtypes that the real ones refuse, and a lowering is not the
     place to check them.
     """
-    if not _is_small(metas):
-        return
+    if _is_small(metas):
+        _try(op, pytree.tree_map(_as_cpu, list(metas)), only)
+
+
+def _try(op: OpOverload, cpus: Sequence[Any], only: re.Pattern[str] | None) -> None:
+    """Runs the CPU's kernel for the error that it raises, if the message matches `only`."""
     try:
         with torch.no_grad():
-            _call(op, pytree.tree_map(_as_cpu, list(metas)))
+            _call(op, cpus)
     except NotImplementedError:
         if only is None:
             raise
@@ -373,8 +382,47 @@ def _is_small(metas: Sequence[Any]) -> bool:
 
 
 def _mixes_floats(args: Sequence[Any]) -> bool:
-    kinds = {t.dtype for t in _specs(list(args)) if not t.host and t.dtype.is_floating_point}
-    return len(kinds) > 1
+    dtypes = {t.dtype for t in _specs(list(args)) if not t.host}
+    return sum(d.is_floating_point or d.is_complex for d in dtypes) > 1
+
+
+_OVERLAP_ERROR = re.compile("unsupported operation")
+
+
+def _writes_overlap(variant: variants.Variant, args: Sequence[Any]) -> bool:
+    """Whether a written tensor shares its storage with another argument or overlaps itself: meta
+    kernels, which see no storages, cannot refuse it.
+    """
+    slots = [t.slot for t in _specs(list(args))]
+    return any(
+        slots.count(t.slot) > 1 or any(n > 1 and st == 0 for n, st in zip(t.sizes, t.strides))
+        for i in variant.mutated
+        for t in _specs(args[i])
+    )
+
+
+def _cpu_twins(args: Sequence[Any]) -> list[Any]:
+    """The arguments on the CPU, of zeros, sharing storages as they do on the device."""
+    extents: dict[int, int] = {}
+    for t in _specs(list(args)):
+        last = t.offset + sum((n - 1) * st for n, st in zip(t.sizes, t.strides))
+        extents[t.slot] = max(extents.get(t.slot, 0), (last + 1) * t.dtype.itemsize)
+    bases = {slot: torch.zeros(n + -n % 16, dtype=torch.uint8) for slot, n in extents.items()}
+    twins: dict[tuple, torch.Tensor] = {}  # one for arguments that may be the same tensor
+
+    def twin(x: Any) -> Any:
+        if isinstance(x, ScalarSpec) or (isinstance(x, TensorSpec) and x.weak):
+            return x.value
+        if not isinstance(x, TensorSpec):
+            return torch.device("cpu") if isinstance(x, torch.device) else x
+        if x.host:
+            return torch.tensor(x.value, dtype=x.dtype)
+        key = (x.slot, x.dtype, x.sizes, x.strides, x.offset)
+        if key not in twins:
+            twins[key] = bases[x.slot].view(x.dtype).as_strided(*key[2:])
+        return twins[key]
+
+    return [_map_meta(twin, x) for x in args]
 
 
 def _as_cpu(x: Any) -> Any:

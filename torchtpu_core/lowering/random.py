@@ -262,6 +262,14 @@ def _native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: Operan
 
 @lowering("multinomial")
 def _multinomial(b: Builder, probs: Value, count: int, replacement: bool) -> Value:
+    if count <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and count > probs.shape[-1]:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
+    if probs.shape[-1] > 2**24:  # as PyTorch, for any device
+        raise RuntimeError("number of categories cannot exceed 2^24")
     p = b.convert(probs, opmath(probs.dtype))
     if p.ndim == 1:
         p = b.reshape(p, (1, *p.shape))

@@ -1,6 +1,7 @@
 #include "boxed.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/CPUFallback.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -26,12 +27,26 @@ void call_composite(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       op, c10::DispatchKey::CompositeExplicitAutograd, stack);
 }
 
+// The CPU's kernel sees copies, in which tensors that share memory do not share it any more.
+void refuse_overlapping_outs(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto args = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].is_out() || !args[i].isTensor()) continue;
+    at::assert_no_internal_overlap(args[i].toTensor());
+    for (size_t j = 0; j < i; ++j) {
+      if (args[j].isTensor()) at::assert_no_overlap(args[i].toTensor(), args[j].toTensor());
+    }
+  }
+}
+
 }  // namespace
 
 bool cpu_fallback_enabled() { return fallback_enabled.load(std::memory_order_relaxed); }
 void set_cpu_fallback(bool enabled) { fallback_enabled.store(enabled, std::memory_order_relaxed); }
 
 void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  refuse_overlapping_outs(op, *stack);
   at::native::cpu_fallback(op, stack);
 }
 

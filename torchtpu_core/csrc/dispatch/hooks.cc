@@ -236,6 +236,36 @@ bool quantize_hook(const c10::OperatorHandle& op, Stack* stack) {
   return true;
 }
 
+// Parameters of distributions are run-time inputs of a program, so each call checks them anew (the
+// arguments after self; messages as in ATen/native/DistributionTemplates.h).
+bool check_distribution(const c10::OperatorHandle& op, Stack* stack) {
+  const std::string& name = op.schema().name();
+  const size_t n = op.schema().arguments().size();
+  const auto number = [&](size_t i) {
+    return (*stack)[stack->size() - n + i].toScalar().toDouble();
+  };
+  if (name == "aten::uniform_") {
+    TORCH_CHECK(number(1) <= number(2),
+                "uniform_ expects to return a [from, to) range, but found from=", number(1),
+                " > to=", number(2));
+  } else if (name == "aten::normal_") {
+    TORCH_CHECK(number(2) >= 0, "normal expects std >= 0.0, but found std ", number(2));
+  } else if (name == "aten::log_normal_") {
+    TORCH_CHECK(number(2) > 0, "log_normal_ expects std > 0.0, but found std=", number(2));
+  } else if (name == "aten::cauchy_") {
+    TORCH_CHECK(number(2) > 0, "cauchy_ expects sigma > 0.0, but found sigma=", number(2));
+  } else if (name == "aten::exponential_") {
+    TORCH_CHECK(number(1) > 0, "exponential_ expects lambda > 0.0, but found lambda=", number(1));
+  } else if (name == "aten::geometric_") {
+    TORCH_CHECK(0 < number(1) && number(1) < 1,
+                "geometric_ expects p to be in (0, 1), but got p=", number(1));
+  } else if (name == "aten::bernoulli_") {
+    TORCH_CHECK(0 <= number(1) && number(1) <= 1,
+                "bernoulli_ expects p to be in [0, 1], but got p=", number(1));
+  }
+  return false;
+}
+
 }  // namespace
 
 Hook hook_for(const std::string& name) {
@@ -250,6 +280,13 @@ Hook hook_for(const std::string& name) {
       {"aten::quantize_per_tensor.tensors", quantize_hook},
       {"aten::quantize_per_tensor_dynamic", quantize_hook},
       {"aten::quantize_per_channel", quantize_hook},
+      {"aten::uniform_", check_distribution},
+      {"aten::normal_", check_distribution},
+      {"aten::log_normal_", check_distribution},
+      {"aten::cauchy_", check_distribution},
+      {"aten::exponential_", check_distribution},
+      {"aten::geometric_", check_distribution},
+      {"aten::bernoulli_.float", check_distribution},
       {"aten::index.Tensor", expand_indices},
       {"aten::index.Tensor_out", expand_indices},
       {"aten::_unsafe_index.Tensor", expand_indices},

@@ -83,8 +83,8 @@ Tensor sampled_addmm(const Tensor& self, const Tensor& mat1, const Tensor& mat2,
   const Tensor row = b == 0 ? col : at::stack(rows);
   const auto wide = at::toOpMathType(self.scalar_type());
   const Tensor left = mat1.reshape({b * m, k}).index_select(0, which.mul(m).add(row).flatten());
-  const Tensor right = mat2.transpose(-2, -1).reshape({b * n, k}).index_select(
-      0, which.mul(n).add(col).flatten());
+  const Tensor right =
+      mat2.transpose(-2, -1).reshape({b * n, k}).index_select(0, which.mul(n).add(col).flatten());
   Tensor values = left.to(wide).mul(right).sum(-1).mul(alpha).reshape(self.values().sizes());
   if (!beta.equal(0)) values = values.add(self.values().mul(beta));
   return at::_sparse_csr_tensor_unsafe(self.crow_indices().clone(), self.col_indices().clone(),

@@ -55,8 +55,8 @@ Tensor coalesce(const Tensor& self) {
     below /= std::max<int64_t>(size, 1);
     columns.push_back(unique.div(below, "floor").remainder(std::max<int64_t>(size, 1)));
   }
-  Tensor positions = columns.empty() ? at::empty({0, count}, indices.options())
-                                     : at::stack(columns);
+  Tensor positions =
+      columns.empty() ? at::empty({0, count}, indices.options()) : at::stack(columns);
   return at::_sparse_coo_tensor_unsafe(positions, summed, self.sizes(), self.options(), true);
 }
 
@@ -96,10 +96,10 @@ Tensor& add_out(const Tensor& self, const Tensor& other, const Scalar& alpha, Te
               self.sparse_dim(), " sparse dimensions while 'other' has ", other.sparse_dim(),
               " sparse dimensions");
   const auto entries = [dtype](const Tensor& t) { return t._values().to(dtype); };
-  Tensor sum = at::_sparse_coo_tensor_unsafe(
-      at::cat({self._indices(), other._indices()}, 1),
-      at::cat({entries(self), entries(other).mul(alpha).to(dtype)}), self.sizes(),
-      self.options().dtype(dtype));
+  Tensor sum =
+      at::_sparse_coo_tensor_unsafe(at::cat({self._indices(), other._indices()}, 1),
+                                    at::cat({entries(self), entries(other).mul(alpha).to(dtype)}),
+                                    self.sizes(), self.options().dtype(dtype));
   if (self.is_coalesced() && other.is_coalesced()) sum = sum.coalesce();
   assign(out, sum.sizes(), sum.dense_dim(), sum._indices(), sum._values(), sum.is_coalesced());
   return out;
@@ -168,9 +168,9 @@ Tensor batch_product(const Tensor& self, const Tensor& mat2) {
               "bmm: sizes do not fit: ", self.sizes(), " and ", mat2.sizes());
   const int64_t b = self.size(0), m = self.size(1), k = self.size(2), n = mat2.size(2);
   const Tensor at = self._indices();
-  const Tensor blocks = at::_sparse_coo_tensor_unsafe(
-      at::stack({at[0].mul(m).add(at[1]), at[0].mul(k).add(at[2])}), self._values(), {b * m, b * k},
-      self.options());
+  const Tensor blocks =
+      at::_sparse_coo_tensor_unsafe(at::stack({at[0].mul(m).add(at[1]), at[0].mul(k).add(at[2])}),
+                                    self._values(), {b * m, b * k}, self.options());
   const Tensor start = at::zeros({}, mat2.options());
   return add_product(start, blocks, mat2.reshape({b * k, n}), 0, 1).reshape({b, m, n});
 }
@@ -199,8 +199,7 @@ Tensor product(const Tensor& coo, const Tensor& dense, bool transposed) {
   const auto wide = at::toOpMathType(dtype);
   const Tensor at = coo._indices();
   const Tensor i = at[transposed ? 1 : 0], j = at[transposed ? 0 : 1];
-  const Tensor terms =
-      coo._values().to(wide).unsqueeze(1).mul(dense.index_select(0, j).to(wide));
+  const Tensor terms = coo._values().to(wide).unsqueeze(1).mul(dense.index_select(0, j).to(wide));
   return at::zeros({coo.size(transposed ? 1 : 0), dense.size(1)}, dense.options().dtype(wide))
       .index_add_(0, i, terms);
 }
@@ -217,7 +216,7 @@ void assign(const Tensor& out, at::IntArrayRef sizes, int64_t dense_dim, Tensor 
 }
 
 Tensor add_product(const Tensor& self, const Tensor& mat1, const Tensor& mat2, const Scalar& beta,
-             const Scalar& alpha) {
+                   const Scalar& alpha) {
   const bool left = mat1.layout() != at::kStrided;
   TORCH_CHECK(self.layout() == at::kStrided && left == (mat2.layout() == at::kStrided),
               "addmm: expected dense + one sparse @ one dense matrix, got layouts ", self.layout(),

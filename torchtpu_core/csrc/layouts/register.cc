@@ -43,8 +43,8 @@ constexpr const char* kHost = R"(
   _sparse_softmax_backward_data _sparse_sparse_matmul _sparse_sum_backward
 )";
 
-// Operators on strided nested tensors whose kernel in PyTorch reads memory or is for transformers on
-// a CPU. Every other one is made of operators on the buffer or on its parts.
+// Operators on strided nested tensors whose kernel in PyTorch reads memory or is for transformers
+// on a CPU. Every other one is made of operators on the buffer or on its parts.
 constexpr const char* kNestedOnCpu = R"(
   _fused_sdp_choice _native_multi_head_attention _nested_sum_backward _pin_memory
   _transform_bias_rescale_qkv _transformer_encoder_layer_fwd sum
@@ -104,8 +104,8 @@ void recompress(const c10::OperatorHandle& op, Stack* stack) {
   c10::IValue& first = (*stack)[stack->size() - op.schema().arguments().size()];
   const at::Tensor self = first.toTensor();
   const bool blocks = op.operator_name().name.find("_bs") != std::string::npos;
-  const auto target = op.operator_name().name == "aten::_to_sparse_csr" ? at::kSparseCsr
-                                                                        : at::kSparseCsc;
+  const auto target =
+      op.operator_name().name == "aten::_to_sparse_csr" ? at::kSparseCsr : at::kSparseCsc;
   if (!blocks && self.layout() == target) {
     return upstream<DispatchKey::SparseCsrCPU>(op, stack);
   }
@@ -171,9 +171,8 @@ TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) { register_nested(m); }
 
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   register_coo(m);
-  register_all<DispatchKey::SparseCPU>(
-      m, {"_coalesce", "add.out", "mul.out", "sparse_mask", "addmm", "addmm.out", "addmm_", "bmm",
-          "bmm.out"});
+  register_all<DispatchKey::SparseCPU>(m, {"_coalesce", "add.out", "mul.out", "sparse_mask",
+                                           "addmm", "addmm.out", "addmm_", "bmm", "bmm.out"});
 }
 
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
@@ -189,16 +188,15 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
 
 // From dense tensors: PyTorch's kernels, made of nonzero, index and views.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  for (const char* name : {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr",
-                           "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc",
-                           "_nested_view_from_buffer", "_nested_from_padded"}) {
+  for (const char* name :
+       {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr",
+        "_to_sparse_bsc", "_nested_view_from_buffer", "_nested_from_padded"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&upstream<DispatchKey::CPU>>());
   }
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(
-      torch::CppFunction::makeFromBoxedFunction<&missing<DispatchKey::SparsePrivateUse1>>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&missing<DispatchKey::SparsePrivateUse1>>());
 }
 
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {

@@ -16,7 +16,7 @@ void register_compressed(torch::Library& m);
 // beta * self + alpha * (mat1 @ mat2) as a new dense (m, n) tensor, where one of the two matrices
 // is sparse in any layout. beta = 0 drops `self` even if it holds NaN.
 at::Tensor add_product(const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
-                 const at::Scalar& beta, const at::Scalar& alpha);
+                       const at::Scalar& beta, const at::Scalar& alpha);
 
 // Replaces the entries of a COO tensor; values are converted to its dtype.
 void assign(const at::Tensor& out, at::IntArrayRef sizes, int64_t dense_dim, at::Tensor indices,
