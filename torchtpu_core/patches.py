@@ -11,11 +11,18 @@ torch._TorchCompileInductorWrapper.__init__, .__call__, .get_compiler_config (2.
 torch.set_float32_matmul_precision (2.13): PyTorch keeps the setting where it is slow to read, and
     the device's programs have to depend on it. With this, a change of it is also one of the word
     that every program's key has (flags.py).
+torch.nn.attention.flex_attention._validate_device (2.13): refuses devices that it does not know.
+torch._higher_order_ops.associative_scan.associative_scan (2.13): its `combine_mode="pointwise"`
+    refuses devices that it does not know, by a constant in its code, which gets one name more (a
+    wrapper would be no function that Dynamo sees through).
+torch._higher_order_ops.flex_attention.flex_attention: gains a rule for autocast on the device, which
+    higher-order operators have for a fixed list of devices.
 """
 
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 #: above this many bytes a tensor is summarised on the device, and only what is shown is copied
@@ -36,6 +43,8 @@ def apply() -> None:
     module._tensor_str = _tensor_str
     _apply_to_compile()
     _apply_to_precision()
+    _apply_to_flex_attention()
+    _apply_to_associative_scan()
 
 
 def _apply_to_compile() -> None:
@@ -81,3 +90,39 @@ def _apply_to_precision() -> None:
 
     torch.set_float32_matmul_precision = set_float32_matmul_precision
     follow_torch()
+
+
+def _apply_to_flex_attention() -> None:
+    import torch
+    import torch.nn.attention.flex_attention as module
+    from torch._higher_order_ops.flex_attention import flex_attention
+
+    validate = module._validate_device
+
+    def _validate_device(query: Any, key: Any, value: Any) -> None:
+        if query.device.type != "tpu":
+            validate(query, key, value)
+
+    module._validate_device = _validate_device
+
+    def autocast(query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        dtype = torch.get_autocast_dtype("tpu")
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return flex_attention(*(x.to(dtype) for x in (query, key, value)), *rest)
+
+    flex_attention.py_impl(torch._C.DispatchKey.AutocastPrivateUse1)(autocast)
+
+
+def _apply_to_associative_scan() -> None:
+    # the package gives the function the module's name
+    from torch._higher_order_ops import associative_scan
+
+    known = ("cuda", "xpu")
+
+    def extended(constant: Any) -> Any:
+        if isinstance(constant, types.CodeType):
+            return constant.replace(co_consts=tuple(extended(c) for c in constant.co_consts))
+        return (*known, "tpu") if constant == known else constant
+
+    associative_scan.__code__ = extended(associative_scan.__code__)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 import torchtpu_core
+from torchtpu_core.compile import graph_program
 
 
 def compiled_since(before: dict[str, Any]) -> int:
@@ -48,3 +50,21 @@ def assert_trains_alike(model: torch.nn.Module, *inputs: torch.Tensor, **options
                 torch.testing.assert_close(y.grad, x.grad, **tolerance)
         for p, q in zip(eager.buffers(), other.buffers()):
             torch.testing.assert_close(q, p, **tolerance)
+
+
+@contextmanager
+def program_texts() -> Iterator[list[str]]:
+    """The StableHLO of the graphs that are lowered meanwhile, in order."""
+    texts: list[str] = []
+    build = graph_program.GraphProgram.build
+
+    def recording(self: Any, args: Any) -> Any:
+        plan = build(self, args)
+        texts.append(plan.text)
+        return plan
+
+    graph_program.GraphProgram.build = recording  # type: ignore[method-assign]
+    try:
+        yield texts
+    finally:
+        graph_program.GraphProgram.build = build  # type: ignore[method-assign]

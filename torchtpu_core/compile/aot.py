@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchtpu_core.compile import partition
 from torchtpu_core.compile.graph_program import GraphProgram
 
 _count = itertools.count()
@@ -20,14 +21,13 @@ _count = itertools.count()
 def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The compiled form of a graph from Dynamo."""
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     n = next(_count)
     return aot_autograd(
         fw_compiler=_compiler(f"compiled forward {n}"),
         bw_compiler=_compiler(f"compiled backward {n}"),
         inference_compiler=_compiler(f"compiled graph {n}"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition.split,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
 

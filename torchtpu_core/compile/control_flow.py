@@ -1,20 +1,19 @@
-"""Graphs with more than ATen ops in them: higher-order operators as XLA's own control flow, and
+"""Graphs with more than ATen ops in them: higher-order operators (one module a family in hops/), and
 sizes that the graph leaves open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch.utils import _pytree as pytree
 
+from torchtpu_core.compile import hops, outline, partition
 from torchtpu_core.lowering import graph
-from torchtpu_core.lowering.dtypes import mlir
-from torchtpu_core.lowering.random_bits import random_blocks
-from torchtpu_core.stablehlo import Builder, TensorType, Value
+from torchtpu_core.stablehlo import Builder
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -30,6 +29,7 @@ class Interpreter(graph.Interpreter):
     ):
         super().__init__(b, gm)
         self.symbols: dict[sympy.Symbol, sympy.Basic] = {} if symbols is None else symbols
+        self.device = torch.device("tpu")
 
     # ---- open sizes ------------------------------------------------------------------------------
 
@@ -74,73 +74,22 @@ class Interpreter(graph.Interpreter):
 
     def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
-            handler = _HANDLERS.get(node.target.name())
-            if handler is None:
-                raise NotImplementedError(
-                    f"the higher-order operator {node.target.name()} is not lowered to StableHLO"
-                )
-            return handler(self, node, *args, **kwargs)
+            return hops.handler(node.target.name())(self, node, *args, **kwargs)
+        if node.target is partition.barrier:
+            return self.b.barrier(args)
         return super().call(node, args, kwargs)
 
     def inline(self, gm: torch.fx.GraphModule, args: Sequence[Any]) -> list[Any]:
         """The results of a subgraph, emitted here."""
-        sub = Interpreter(self.b, gm, self.symbols)
-        out = sub.run(args)
+        out = self.inside(self.b, gm).run(args)
         return list(out) if isinstance(out, (list, tuple)) else [out]
 
-    def types(self, node: torch.fx.Node) -> list[TensorType]:
-        """The types of a node's results."""
-        tensors = self.expected(node)
-        tensors = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-        return [TensorType(mlir(t.dtype), tuple(t.shape)) for t in tensors]
+    def inside(self, b: Builder, gm: torch.fx.GraphModule) -> Interpreter:
+        """A walk over a subgraph, which is emitted by `b`."""
+        return Interpreter(b, gm, self.symbols)
 
-
-def _cond(
-    walk: Interpreter, node: torch.fx.Node, pred: Any, then: Any, other: Any, operands: Any = ()
-) -> Any:
-    if not isinstance(pred, Value):
-        return walk.inline(then if pred else other, operands)
-    b, types = walk.b, walk.types(node)
-
-    def branch(gm: torch.fx.GraphModule) -> Callable[[], list[Value]]:
-        return lambda: [_as_type(b, v, t) for v, t in zip(walk.inline(gm, operands), types)]
-
-    return b.if_(b.reshape(pred, ()), branch(then), branch(other), types)
-
-
-def _while_loop(
-    walk: Interpreter, node: torch.fx.Node, cond: Any, body: Any, carried: Any, extra: Any = ()
-) -> Any:
-    b = walk.b
-    state = [v if isinstance(v, Value) else b.constant(v, _number(v)) for v in carried]
-    drawn = random_blocks(b)
-    out = b.while_(
-        state,
-        lambda *s: b.reshape(walk.inline(cond, [*s, *extra])[0], ()),
-        lambda *s: [_as_type(b, v, i.type) for v, i in zip(walk.inline(body, [*s, *extra]), state)],
-    )
-    if random_blocks(b) != drawn:
-        raise NotImplementedError("random numbers in while_loop would repeat each round")
-    return out
-
-
-def _invoke_subgraph(
-    walk: Interpreter, node: torch.fx.Node, gm: Any, name: Any, *operands: Any
-) -> Any:
-    return walk.inline(gm, operands)
-
-
-def _number(x: Any) -> str:
-    return {bool: "i1", int: "i64", float: "f32"}[type(x)]
-
-
-def _as_type(b: Builder, v: Any, t: TensorType) -> Value:
-    v = v if isinstance(v, Value) else b.constant(v, t.dtype, t.shape)
-    return b.convert(v, t.dtype)
-
-
-_HANDLERS: dict[str, Callable[..., Any]] = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-    "invoke_subgraph": _invoke_subgraph,
-}
+    def outlined(self, gm: torch.fx.GraphModule, name: str, args: Sequence[Any]) -> list[Any]:
+        """The results of a subgraph as a call of a private function, which is emitted once for each
+        set of types and numbers that it is given.
+        """
+        return outline.call(self, gm, name, args)

@@ -8,11 +8,13 @@ lowered as any graph is, so a decomposition may end in ops that decompose furthe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -55,7 +57,7 @@ def lower(b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any
         )
     _under_way.append(op)
     try:
-        return _lower(b, fn, args, kwargs)
+        return trace(b, fn, args, kwargs)
     finally:
         _under_way.pop()
 
@@ -64,12 +66,21 @@ def lower(b: Builder, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any
 _under_way: list[OpOverload] = []
 
 
-def _lower(b: Builder, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def trace(
+    b: Builder,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device | None = None,
+) -> Any:
+    """Emits what a Python function of tensors computes, found by tracing it on meta tensors; with
+    `device` on fake ones of that device, for functions that name it.
+    """
     from torchtpu_core.lowering import graph
 
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     where = [i for i, x in enumerate(leaves) if isinstance(x, Value)]
-    statics = [_meta_device(x) for x in leaves]
+    statics = leaves if device is not None else [_meta_device(x) for x in leaves]
 
     def call(*tensors: torch.Tensor) -> Any:
         full = list(statics)
@@ -78,10 +89,12 @@ def _lower(b: Builder, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict
         call_args, call_kwargs = pytree.tree_unflatten(full, spec)
         return fn(*call_args, **call_kwargs)
 
-    metas = [
-        torch.empty(leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device="meta")
-        for i in where
-    ]
+    mode = nullcontext() if device is None else FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        metas = [
+            torch.empty(leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device=device or "meta")
+            for i in where
+        ]
     with torch.no_grad():
         gm = make_fx(call)(*metas)
         if any(

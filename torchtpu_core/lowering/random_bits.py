@@ -10,7 +10,8 @@ numbers, whatever ran in between.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
@@ -49,6 +50,31 @@ def random_blocks(b: Builder) -> int:
     """How many blocks the program built so far consumes."""
     state = getattr(b, "random", None)
     return state.blocks if state is not None else 0
+
+
+def current_state(b: Builder) -> Value:
+    """ui64[2], the Philox state that the next draw would use; draws nothing."""
+    return _state(b).take(b, 0)
+
+
+def skip(b: Builder, blocks: int) -> None:
+    """Counts draws that a nested scope made; a negative number takes back."""
+    if blocks:
+        _state(b).blocks += blocks
+
+
+@contextmanager
+def drawing_from(b: Builder, key: Value) -> Iterator[RandomState]:
+    """What is emitted inside draws from `key`, ui64[2]; the program's own state stays put. Loops
+    carry such a key, and checkpointed regions repeat one.
+    """
+    outer, inner = getattr(b, "random", None), RandomState(b)
+    inner.key, inner.listed = key, True
+    b.random = inner
+    try:
+        yield inner
+    finally:
+        b.random = outer
 
 
 def random_input(b: Builder) -> Value | None:

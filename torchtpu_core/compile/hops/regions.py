@@ -1,0 +1,21 @@
+"""Regions that the user marked: invoke_subgraph (torch.compiler.nested_compile_region), a private
+function that is lowered once and called by every region that shares it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchtpu_core.compile.hops import handles
+
+if TYPE_CHECKING:
+    from torchtpu_core.compile.control_flow import Interpreter
+
+
+@handles("invoke_subgraph")
+def _invoke_subgraph(
+    walk: Interpreter, node: torch.fx.Node, gm: Any, name: Any, *operands: Any
+) -> Any:
+    return walk.outlined(gm, str(name), operands)
