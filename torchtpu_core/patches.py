@@ -15,8 +15,8 @@ torch.nn.attention.flex_attention._validate_device (2.13): refuses devices that 
 torch._higher_order_ops.associative_scan.associative_scan (2.13): its `combine_mode="pointwise"`
     refuses devices that it does not know, by a constant in its code, which gets one name more (a
     wrapper would be no function that Dynamo sees through).
-torch._higher_order_ops.flex_attention.flex_attention: gains a rule for autocast on the device, which
-    higher-order operators have for a fixed list of devices.
+torch._higher_order_ops.flex_attention.flex_attention (2.13): gains a rule for autocast on the
+    device, which higher-order operators have for a fixed list of devices.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Graphs with more than ATen ops in them: higher-order operators (one module a family in hops/), and
-sizes that the graph leaves open.
+"""Graphs with more than ATen ops in them: higher-order operators (one module a family in hops/),
+and sizes that the graph leaves open.
 """
 
 from __future__ import annotations

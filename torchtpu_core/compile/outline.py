@@ -1,8 +1,8 @@
 """Private functions: a subgraph that occurs several times is lowered once, and called.
 
-A function is found again by its graph and by everything that shapes what is emitted: the types of the
-tensors it is given, and the numbers. Random numbers inside: the function takes the random state as
-its last argument, and the caller moves on by what one call draws.
+A function is found again by its graph and by everything that shapes what is emitted: the types of
+the tensors it is given, and the numbers. Random numbers inside: the function takes the random state
+as its last argument, and the caller moves on by what one call draws.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Function:
-    """name: in the module; results: for each result its type, or what it is if no tensor; blocks: of
-    random bits that a call draws; random: whether the random state is the last argument.
+    """name: in the module; results: for each result its type, or what it is if no tensor;
+    row_major: as the Values' own; blocks: of random bits that a call draws; random: whether the
+    random state is the last argument.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""How a joint graph is split into forward and backward: by PyTorch's min-cut partitioner, which also
-decides what checkpointed regions recompute, with what its result lacks for the device.
+"""How a joint graph is split into forward and backward: by PyTorch's min-cut partitioner, which
+also decides what checkpointed regions recompute, with what its result lacks for the device.
 
-Two things are added. A random state that the forward saves for a recomputed draw is described as what
-it is here, ui64[2] on the device (PyTorch describes a CPU generator's state, which would be copied to
-the host and back). And each recomputed region of the backward waits for the gradient that needs it:
-without that, XLA may recompute every region at the start, or find that a recomputed value equals one
-at hand, and the memory that checkpointing saves is taken after all.
+Two things are added. A random state that the forward saves for a recomputed draw is described as
+what it is here, ui64[2] on the device (PyTorch describes a CPU generator's state, which would be
+copied to the host and back). And each recomputed region of the backward waits for the gradient that
+needs it: without that, XLA may recompute every region at the start, or find that a recomputed value
+equals one at hand, and the memory that checkpointing saves is taken after all.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _recomputed(node: torch.fx.Node) -> bool:
 
 
 def _order_recomputation(backward: torch.fx.GraphModule) -> None:
-    """Inserts a barrier before each recomputed region, between what it reads and the latest gradient
-    that was computed before it.
+    """Inserts a barrier before each recomputed region, between what it reads and the latest
+    gradient that was computed before it.
     """
     graph = backward.graph
     gradients = _gradients(graph)

@@ -92,7 +92,9 @@ def trace(
     mode = nullcontext() if device is None else FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         metas = [
-            torch.empty(leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device=device or "meta")
+            torch.empty(
+                leaves[i].shape, dtype=torch_dtype(leaves[i].dtype), device=device or "meta"
+            )
             for i in where
         ]
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""Higher-order operators as XLA's own control flow, one module a family. A handler gets the walk over
-the graph, the node, and the node's arguments with Values for tensors and GraphModules for
+"""Higher-order operators as XLA's own control flow, one module a family. A handler gets the walk
+over the graph, the node, and the node's arguments with Values for tensors and GraphModules for
 subgraphs; it returns what the node does.
 """
 
@@ -16,8 +16,8 @@ _HANDLERS: dict[str, Callable[..., Any]] = {}
 
 #: operators that are refused for a reason of their own
 _REFUSED = {
-    "while_loop_stack_output": "the gradient of while_loop stacks as many values as there are rounds, "
-    "which only the data tells; use scan, whose length is known, or torch.no_grad()",
+    "while_loop_stack_output": "the gradient of while_loop stacks as many values as there are "
+    "rounds, which only the data tells; use scan, whose length is known, or torch.no_grad()",
 }
 
 

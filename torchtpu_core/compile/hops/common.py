@@ -1,5 +1,5 @@
-"""What the handlers of higher-order operators share: values of given types, and which subgraphs draw
-random numbers.
+"""What the handlers of higher-order operators share: values of given types, and which subgraphs
+draw random numbers.
 """
 
 from __future__ import annotations

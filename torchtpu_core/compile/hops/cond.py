@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def _cond(
     walk: Interpreter, node: torch.fx.Node, pred: Any, then: Any, other: Any, operands: Any = ()
 ) -> Any:
-    """Both branches draw from where the random state stands, as eager's one branch does; the program
-    then counts the larger number of draws.
+    """Both branches draw from where the random state stands, as eager's one branch does; the
+    program then counts the larger number of draws.
     """
     if not isinstance(pred, Value):
         return walk.inline(then if pred else other, operands)

@@ -1,9 +1,9 @@
 """while_loop, scan and map as stablehlo.while: the body is emitted once, whatever the number of
 rounds.
 
-Random numbers inside: the loop carries a random state, so that rounds differ. scan and map know their
-length, and draw exactly what the unrolled rounds would; while_loop forks a state of its own, since the
-host could not tell how far a data-dependent number of rounds has advanced the generator.
+Random numbers inside: the loop carries a random state, so that rounds differ. scan and map know
+their length, and draw exactly what the unrolled rounds would; while_loop forks a state of its own,
+since the host could not tell how far a data-dependent number of rounds has advanced the generator.
 """
 
 from __future__ import annotations
