@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchtpu_core.compile import partition
+from torchtpu_core.compile import layers, partition
 from torchtpu_core.compile.graph_program import GraphProgram
 
 _count = itertools.count()
@@ -42,7 +42,7 @@ def runner(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """
     from torchtpu_core import _C
 
-    program = GraphProgram(gm)
+    program = GraphProgram(layers.share(gm))
     constants = program.constants
     graph = _C.Graph(name, program.num_inputs + len(constants), program.build)
     host = _host_traffic(gm)

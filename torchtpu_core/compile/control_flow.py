@@ -11,7 +11,7 @@ import sympy
 import torch
 from torch.utils import _pytree as pytree
 
-from torchtpu_core.compile import hops, outline, partition
+from torchtpu_core.compile import hops, layers, outline, partition
 from torchtpu_core.lowering import graph
 from torchtpu_core.stablehlo import Builder
 
@@ -30,6 +30,8 @@ class Interpreter(graph.Interpreter):
         super().__init__(b, gm)
         self.symbols: dict[sympy.Symbol, sympy.Basic] = {} if symbols is None else symbols
         self.device = torch.device("tpu")
+        #: the private functions of the program (outline.py)
+        self.functions: dict[Any, Any] = {}
 
     # ---- open sizes ------------------------------------------------------------------------------
 
@@ -73,8 +75,13 @@ class Interpreter(graph.Interpreter):
         return value if isinstance(value, torch.nn.Module) else super().attribute(node)
 
     def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, (bool, int, float, *_SYMBOLIC)):
+            return self.concrete(val)
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return hops.handler(node.target.name())(self, node, *args, **kwargs)
+        if node.target is layers.repeated:
+            return outline.call(self, args[0], "layer", args[1:])
         if node.target is partition.barrier:
             return self.b.barrier(args)
         return super().call(node, args, kwargs)
@@ -86,10 +93,6 @@ class Interpreter(graph.Interpreter):
 
     def inside(self, b: Builder, gm: torch.fx.GraphModule) -> Interpreter:
         """A walk over a subgraph, which is emitted by `b`."""
-        return Interpreter(b, gm, self.symbols)
-
-    def outlined(self, gm: torch.fx.GraphModule, name: str, args: Sequence[Any]) -> list[Any]:
-        """The results of a subgraph as a call of a private function, which is emitted once for each
-        set of types and numbers that it is given.
-        """
-        return outline.call(self, gm, name, args)
+        walk = Interpreter(b, gm, self.symbols)
+        walk.device, walk.functions = self.device, self.functions
+        return walk

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchtpu_core.compile import layers
 from torchtpu_core.lowering.random_bits import current_state, random_blocks, random_input, skip
 from torchtpu_core.stablehlo import TensorType, Value
 
@@ -41,10 +42,9 @@ def call(walk: Interpreter, gm: torch.fx.GraphModule, name: str, args: Sequence[
     leaves, _ = pytree.tree_flatten(list(args))
     values = [v for v in leaves if isinstance(v, Value)]
     key = (id(gm), tuple(_signature(v) for v in leaves))
-    functions: dict[Any, _Function] = b.module.__dict__.setdefault("outlined", {})
-    function = functions.get(key)
+    function = walk.functions.get(key)
     if function is None:
-        function = functions[key] = _emit(walk, gm, name, args)
+        function = walk.functions[key] = _emit(walk, gm, name, args)
     operands = [*values, current_state(b)] if function.random else values
     types = [t for t in function.results if isinstance(t, TensorType)]
     feed = iter(b.call(function.name, operands, types))
@@ -59,6 +59,8 @@ def call(walk: Interpreter, gm: torch.fx.GraphModule, name: str, args: Sequence[
 
 
 def _signature(x: Any) -> Any:
+    if isinstance(x, torch.fx.GraphModule):
+        return layers.structure(x)
     return (x.type, x.weak, x.row_major) if isinstance(x, Value) else (type(x), repr(x))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchtpu_core.compile import outline
 from torchtpu_core.compile.hops import handles
 
 if TYPE_CHECKING:
@@ -18,4 +19,4 @@ if TYPE_CHECKING:
 def _invoke_subgraph(
     walk: Interpreter, node: torch.fx.Node, gm: Any, name: Any, *operands: Any
 ) -> Any:
-    return walk.outlined(gm, str(name), operands)
+    return outline.call(walk, gm, str(name), operands)
