@@ -2,11 +2,11 @@
 calls of one subgraph, which is then lowered once (outline.py).
 
 Nobody marks the layers. Two pieces are identical if they hold the same operators in the same order,
-with the same arguments, on tensors of the same types, wired alike; what they read from outside (their
-weights, the previous layer's result) may differ. Runs are found as periods: where a node looks like
-the one p places further on, for p nodes in a row, two neighbours of length p look alike. Candidates
-for p are the distances between nodes that look alike; where each layer begins is then chosen so that
-few values cross from one to the next.
+with the same arguments, on tensors of the same types, wired alike; what they read from outside
+(their weights, the previous layer's result) may differ. Runs are found as periods: where a node
+looks like the one p places further on, for p nodes in a row, two neighbours of length p look alike.
+Candidates for p are the distances between nodes that look alike; where each layer begins is then
+chosen so that few values cross from one to the next.
 """
 
 from __future__ import annotations
@@ -90,14 +90,39 @@ def _look(node: Node) -> Hashable:
 
 
 def _type(node: Node) -> Hashable:
-    return _frozen(node.meta.get("val"), None) if "val" in node.meta else node.op
+    """What a node gives: types of its tensors. Frozen once, since every user of a node asks."""
+    if "val" not in node.meta:
+        return node.op
+    val, frozen = node.meta.get("torchtpu_type", (None, None))
+    if val is not node.meta["val"]:
+        val = node.meta["val"]
+        frozen = _Hashed(_frozen(val, None))
+        node.meta["torchtpu_type"] = val, frozen
+    return frozen
+
+
+class _Hashed:
+    """A structure that is hashed once and compared by identity first."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Hashable):
+        self.value, self.hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, _Hashed) and self.hash == other.hash and self.value == other.value
+        )
 
 
 def _frozen(x: Any, of_node: Callable[[Node], Hashable] | None) -> Hashable:
     """A structure of arguments or of fake tensors as something hashable."""
     if isinstance(x, Node):
         assert of_node is not None
-        return "node", of_node(x)
+        return Node, of_node(x)
     if isinstance(x, (list, tuple)):
         return tuple(_frozen(v, of_node) for v in x)
     if isinstance(x, dict):
@@ -105,8 +130,10 @@ def _frozen(x: Any, of_node: Callable[[Node], Hashable] | None) -> Hashable:
     if isinstance(x, slice):
         return tuple(_frozen(v, of_node) for v in (x.start, x.stop, x.step))
     if isinstance(x, torch.Tensor):
-        sizes = tuple(str(n) for n in (*x.shape, *x.stride()))
+        sizes = tuple(n if type(n) is int else str(n) for n in (*x.shape, *x.stride()))
         return x.dtype, sizes, x.device.type
+    if x is None or type(x) in (int, str, torch.dtype, torch.device):
+        return x
     # 1, 1.0 and True are equal, and so are 0.0 and -0.0.
     return type(x), repr(x)
 
@@ -203,7 +230,7 @@ def _aligned(nodes: Sequence[Node], low: int, high: int, period: int) -> _Run | 
 
 
 def _crossings(nodes: Sequence[Node], low: int, high: int) -> list[int]:
-    """For each place in nodes[low:high], how many of their values are made before and used after."""
+    """For each place in nodes[low:high], how many of their values are made before, used after."""
     index = {n: i for i, n in enumerate(nodes[low:high])}
     steps = [0] * (high - low + 1)
     for n, i in index.items():

@@ -1,7 +1,7 @@
-"""flex_attention by PyTorch's own dense definition, and its gradient on the same dense scores, traced
-with the score and mask functions that the graph holds: exact for every score_mod and mask, at the
-cost of the whole score matrix. The block mask only says which blocks a kernel may skip, so it is
-not needed here.
+"""flex_attention by PyTorch's own dense definition, and its gradient on the same dense scores,
+traced with the score and mask functions that the graph holds: exact for every score_mod and mask,
+at the cost of the whole score matrix. The block mask only says which blocks a kernel may skip, so
+it is not needed here.
 """
 
 from __future__ import annotations
