@@ -158,9 +158,8 @@ def test_layers_with_state():
 def test_open_sizes():
     blocks = nn.Sequential(*(Residual() for _ in range(4))).to("tpu")
     compiled = torch.compile(blocks, backend="tpu", dynamic=True, fullgraph=True)
-    for length in (6, 10):
-        x = torch.randn(length, 8, device="tpu")
-        with program_texts() as texts:
-            actual = compiled(x)
-        torch.testing.assert_close(actual, blocks(x), rtol=1e-4, atol=1e-5)
-        assert functions(texts[0])
+    with program_texts() as texts:
+        for length in (6, 10):
+            x = torch.randn(length, 8, device="tpu")
+            torch.testing.assert_close(compiled(x), blocks(x), rtol=1e-4, atol=1e-5)
+    assert len(texts) == 2 and all(functions(t) for t in texts)
