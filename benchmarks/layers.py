@@ -1,5 +1,5 @@
-"""Layers once: what compiling a model of N identical transformer blocks costs, with the blocks shared
-as one function and with each block lowered by itself; forward and backward, nothing cached.
+"""Layers once: what compiling a model of N identical transformer blocks costs, with the blocks as
+one function and with each block lowered by itself; forward and backward, nothing cached.
 
 `--report FILE` also writes the table as Markdown.
 """
@@ -45,8 +45,9 @@ def _blocks(n: int) -> Any:
 
 
 def measure(n: int, shared: bool) -> dict[str, float]:
-    """Seconds that the first forward and backward of `n` blocks take, by what they are spent on; and
-    how many StableHLO ops the programs have."""
+    """Seconds that the first forward and backward of `n` blocks take, by what they are spent on;
+    and how many StableHLO ops the programs have.
+    """
     import torch
 
     import torchtpu_core
@@ -91,6 +92,7 @@ def measure(n: int, shared: bool) -> dict[str, float]:
 
 
 def main() -> None:
+    """Measure each count in a process of its own, and print the table."""
     made = _measure.parser(__doc__.splitlines()[0])
     made.add_argument("--report", type=Path, metavar="FILE", help="also write the table here")
     made.add_argument("--counts", type=int, nargs="+", default=COUNTS, metavar="N")

@@ -4,6 +4,7 @@ no client created before the device is first used."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -33,10 +34,13 @@ def _autoload() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Programs compiled, cache hits, executions, host transfers and fallbacks so far."""
+    """Programs compiled, cache hits, executions, host transfers and fallbacks so far; and, under
+    "graphs", the programs of each compiled graph and why there is more than one.
+    """
     import torchtpu_core._C as _C
 
-    return _C.stats()
+    recompiles = sys.modules.get("torchtpu_core.compile.recompiles")
+    return _C.stats() | {"graphs": recompiles.report() if recompiles else {}}
 
 
 def reset_stats() -> None:
@@ -44,6 +48,9 @@ def reset_stats() -> None:
     import torchtpu_core._C as _C
 
     _C.reset_stats()
+    recompiles = sys.modules.get("torchtpu_core.compile.recompiles")
+    if recompiles:
+        recompiles.reset()
 
 
 _autoload()

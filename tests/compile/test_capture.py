@@ -149,30 +149,6 @@ def test_factories_and_constants():
     torch.testing.assert_close(tpu(fn, fullgraph=True)(x), fn(x))
 
 
-def test_unsupported_operator_names_its_line():
-    library = torch.library.Library("tpu_test", "DEF")
-    library.define("nowhere(Tensor x) -> Tensor")
-    library.impl("nowhere", lambda x: torch.empty_like(x), "Meta")
-
-    def fn(x):
-        return torch.ops.tpu_test.nowhere(x + 1)
-
-    with pytest.raises(NotImplementedError, match="tpu_test::nowhere") as error:
-        tpu(fn, fullgraph=True)(torch.ones(2, device="tpu"))
-    assert "return torch.ops.tpu_test.nowhere(x + 1)" in str(error.value)
-    library._destroy()
-
-
-def test_higher_order_operator_without_a_lowering_is_named():
-    from torch._higher_order_ops.scan import scan
-
-    def fn(x):
-        return scan(lambda c, y: (c + y, c * y), x[0], x)
-
-    with pytest.raises(NotImplementedError, match="scan"):
-        tpu(fn, fullgraph=True)(torch.ones(3, 2, device="tpu"))
-
-
 def test_graph_refuses_what_it_does_not_take():
     graph = torchtpu_core._C.Graph("some graph", 2, lambda args: None)
     with pytest.raises(RuntimeError, match="some graph takes 2 arguments, got 1"):

@@ -255,14 +255,6 @@ def test_while_loop_with_random_numbers():
     assert not torch.equal(rows(3), rows(3))
 
 
-def test_gradient_of_while_loop_is_refused():
-    x = torch.ones(3, device="tpu", requires_grad=True)
-    with pytest.raises(Exception, match=r"while_loop_stack_output is not lowered.*use scan"):
-        tpu(lambda n, x: while_loop(lambda i, x: i > 0, lambda i, x: (i - 1, x * 2), (n, x)))(
-            torch.tensor(3, device="tpu"), x
-        )
-
-
 def test_eager_control_flow():
     x = torch.ones(3, device="tpu")
     y = torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))

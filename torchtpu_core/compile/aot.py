@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchtpu_core.compile import layers, partition
+from torchtpu_core.compile import layers, partition, recompiles, split
 from torchtpu_core.compile.graph_program import GraphProgram
 
 _count = itertools.count()
@@ -23,28 +23,53 @@ def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
     from torch._dynamo.backends.common import aot_autograd
 
     n = next(_count)
+    whole = _wants_one_graph()
     return aot_autograd(
-        fw_compiler=_compiler(f"compiled forward {n}"),
-        bw_compiler=_compiler(f"compiled backward {n}"),
-        inference_compiler=_compiler(f"compiled graph {n}"),
+        fw_compiler=_compiler(f"compiled forward {n}", whole),
+        bw_compiler=_compiler(f"compiled backward {n}", whole),
+        inference_compiler=_compiler(f"compiled graph {n}", whole),
         partition_fn=partition.split,
         keep_inference_input_mutations=True,
     )(gm, example_inputs)
 
 
-def _compiler(name: str) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    return lambda gm, example_inputs: runner(name, gm)
+def _wants_one_graph() -> bool:
+    """Whether Dynamo, if it is what calls, was told fullgraph=True."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        tx = InstructionTranslator.current_tx()
+    except AttributeError:
+        return False
+    return bool(tx.one_graph or tx.error_on_graph_break)
 
 
-def runner(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+def _compiler(
+    name: str, whole: bool
+) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+    return lambda gm, example_inputs: runner(name, gm, whole)
+
+
+def runner(name: str, gm: torch.fx.GraphModule, whole: bool = False) -> Callable[[list[Any]], Any]:
     """What runs a functional graph: takes the list of arguments, which it empties; returns the list
-    of results.
+    of results. `whole`: an operator that nothing can run is an error now, not when it is reached.
     """
+    cut = split.check(gm, whole)
+    if cut:
+        parts = itertools.count()
+        return split.runner(gm, cut, lambda part: _program(f"{name}, part {next(parts)}", part))
+    return _program(name, gm)
+
+
+def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """What runs a graph whose operators are all lowered, as one program a key."""
     from torchtpu_core import _C
 
     program = GraphProgram(layers.share(gm))
     constants = program.constants
-    graph = _C.Graph(name, program.num_inputs + len(constants), program.build)
+    names = [n.name for n in program.placeholders]
+    build = recompiles.watched(name, names, lambda args: program.build(args))
+    graph = _C.Graph(name, program.num_inputs + len(constants), build)
     host = _host_traffic(gm)
     if not constants and host is None:
         graph._boxed_call = True

@@ -12,9 +12,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torchtpu_core.compile import hops, layers, outline, partition
+from torchtpu_core.compile.hops import common
 from torchtpu_core.lowering import graph
-from torchtpu_core.stablehlo import Builder
+from torchtpu_core.stablehlo import Builder, Value
 
+_aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -68,6 +70,20 @@ class Interpreter(graph.Interpreter):
         sizes, strides = ([self.concrete(n) for n in ns] for ns in (t.shape, t.stride()))
         return torch.empty_strided(sizes, strides, dtype=t.dtype, device="meta")
 
+    def run(self, inputs: Sequence[Any]) -> Any:
+        placeholders = self.gm.graph.find_nodes(op="placeholder")
+        for node, x in zip(placeholders, inputs):
+            val = node.meta.get("val")
+            if isinstance(x, Value) and isinstance(val, torch.Tensor):
+                self._rebind(val.shape, x.shape)
+        return super().run(inputs)
+
+    def _rebind(self, fakes: Sequence[Any], actual: Sequence[int]) -> None:
+        """A subgraph has symbols of its own, and may be called with several sizes."""
+        for fake, n in zip(fakes, actual):
+            if isinstance(fake, torch.SymInt) and fake.node.expr.is_symbol:
+                self.symbols[fake.node.expr] = sympy.Integer(n)
+
     # ---- higher-order operators ------------------------------------------------------------------
 
     def attribute(self, node: torch.fx.Node) -> Any:
@@ -75,6 +91,10 @@ class Interpreter(graph.Interpreter):
         return value if isinstance(value, torch.nn.Module) else super().attribute(node)
 
     def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if node.target is _aten._local_scalar_dense.default:
+            return args[0]  # in a loop's body a number stays a value
+        if node.target is _aten.select.int and isinstance(args[2], Value):
+            return common.select(self.b, *args)
         val = node.meta.get("val")
         if isinstance(val, (bool, int, float, *_SYMBOLIC)):
             return self.concrete(val)
@@ -93,6 +113,6 @@ class Interpreter(graph.Interpreter):
 
     def inside(self, b: Builder, gm: torch.fx.GraphModule) -> Interpreter:
         """A walk over a subgraph, which is emitted by `b`."""
-        walk = Interpreter(b, gm, self.symbols)
+        walk = Interpreter(b, gm, dict(self.symbols))
         walk.device, walk.functions = self.device, self.functions
         return walk

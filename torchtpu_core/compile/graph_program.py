@@ -155,6 +155,8 @@ class _Lowering(control_flow.Interpreter):
         val = node.meta.get("val")
         if isinstance(val, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
             return self.concrete(val)
+        if node in self.owner.copies and args[0] is None:
+            return args[1]  # the target is not read; `write_all` converts
         if node in self.owner.copies:
             return graph.lower_op(self.b, _aten.copy.default, args, kwargs, self.expected(node))
         return super().call(node, args, kwargs)

@@ -12,13 +12,15 @@ chosen so that few values cross from one to the next.
 from __future__ import annotations
 
 import operator
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
+
+from torchtpu_core.compile.pieces import extract, outside
 
 _aten = torch.ops.aten
 
@@ -157,17 +159,15 @@ def _attribute(gm: torch.fx.GraphModule, node: Node) -> Hashable:
     return structure(value) if isinstance(value, torch.fx.GraphModule) else id(value)
 
 
-def _wiring(piece: Sequence[Node]) -> tuple[Hashable, list[Node]]:
-    """How the nodes of a piece are connected, and what they read from outside, in order of use."""
+def _wiring(piece: Sequence[Node]) -> Hashable:
+    """How the nodes of a piece are connected, and the types of what they read from outside."""
     inside = {n: i for i, n in enumerate(piece)}
-    outside: dict[Node, int] = {}
+    inputs = {n: i for i, n in enumerate(outside(piece))}
 
     def place(n: Node) -> Hashable:
-        if n in inside:
-            return "inside", inside[n]
-        return "outside", outside.setdefault(n, len(outside)), _type(n)
+        return ("inside", inside[n]) if n in inside else ("outside", inputs[n], _type(n))
 
-    return tuple(_frozen((n.args, n.kwargs), place) for n in piece), list(outside)
+    return tuple(_frozen((n.args, n.kwargs), place) for n in piece)
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def _aligned(nodes: Sequence[Node], low: int, high: int, period: int) -> _Run | 
     best: _Run | None = None
     first, wiring = at, None
     for start in range(at, high - period + 1, period):
-        here, _ = _wiring(nodes[start : start + period])
+        here = _wiring(nodes[start : start + period])
         if here != wiring:
             first, wiring = start, here
         run = _Run(first, period, (start - first) // period + 1)
@@ -252,11 +252,11 @@ def _replace(gm: torch.fx.GraphModule, pieces: Sequence[Sequence[Node]]) -> None
     """Makes a subgraph of the first piece, and a call of it of each."""
     period = len(pieces[0])
     results = sorted({i for piece in pieces for i in range(period) if _leaves(piece, i)})
-    shared = _subgraph(gm, pieces[0], results)
+    shared = extract(gm, pieces[0], [pieces[0][i] for i in results])
     name = next(f"layer_{i}" for i in range(len(gm.graph.nodes)) if not hasattr(gm, f"layer_{i}"))
     gm.add_submodule(name, shared)
     for piece in pieces:
-        _, inputs = _wiring(piece)
+        inputs = outside(piece)
         with gm.graph.inserting_before(piece[-1]):
             call = gm.graph.call_function(repeated, (gm.graph.get_attr(name), *inputs))
             call.meta["val"] = tuple(piece[i].meta.get("val") for i in results)
@@ -272,27 +272,3 @@ def _replace(gm: torch.fx.GraphModule, pieces: Sequence[Sequence[Node]]) -> None
 def _leaves(piece: Sequence[Node], i: int) -> bool:
     inside = set(piece)
     return any(u not in inside for u in piece[i].users)
-
-
-def _subgraph(
-    gm: torch.fx.GraphModule, piece: Sequence[Node], results: Sequence[int]
-) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    _, inputs = _wiring(piece)
-    env: dict[Node, Node] = {}
-    for n in inputs:
-        env[n] = graph.placeholder(n.name)
-        env[n].meta = dict(n.meta)
-    for n in piece:
-        env[n] = graph.node_copy(n, env.__getitem__)
-    graph.output(tuple(env[piece[i]] for i in results))
-    return torch.fx.GraphModule({}, graph)
-
-
-def calls(gm: torch.fx.GraphModule) -> dict[str, int]:
-    """How often each shared subgraph of a graph is called, by name."""
-    counts: dict[str, int] = defaultdict(int)
-    for node in gm.graph.nodes:
-        if node.target is repeated:
-            counts[str(node.args[0].target)] += 1
-    return dict(counts)

@@ -14,12 +14,6 @@ _FAMILIES = ("cond", "loops", "associative_scan", "flex_attention", "regions", "
 
 _HANDLERS: dict[str, Callable[..., Any]] = {}
 
-#: operators that are refused for a reason of their own
-_REFUSED = {
-    "while_loop_stack_output": "the gradient of while_loop stacks as many values as there are "
-    "rounds, which only the data tells; use scan, whose length is known, or torch.no_grad()",
-}
-
 
 def handles(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers the handler of a higher-order operator."""
@@ -42,10 +36,7 @@ def refusal(name: str) -> str | None:
     _load()
     if name in _HANDLERS:
         return None
-    why = _REFUSED.get(name)
-    return f"the higher-order operator {name} is not lowered to StableHLO" + (
-        f": {why}" if why else ""
-    )
+    return f"the higher-order operator {name} is not lowered to StableHLO"
 
 
 def handler(name: str) -> Callable[..., Any]:

@@ -62,6 +62,14 @@ def number(x: Any) -> str:
     return next((t for kind, t in kinds if isinstance(x, kind)), "f32")
 
 
+def select(b: Builder, x: Value, dim: int, at: Value) -> Value:
+    """x.select(dim, at) for a 0-d integer `at` that is known only when the program runs."""
+    dim = dim % x.ndim
+    at = b.select(at < 0, at + x.shape[dim], at)
+    front = b.transpose(x, [dim, *(d for d in range(x.ndim) if d != dim)])
+    return first_slice(b, front, at)
+
+
 def first_slice(b: Builder, x: Value, at: Value) -> Value:
     """x[at] for a 0-d integer `at`."""
     zero = b.constant(0, at.dtype)
