@@ -162,3 +162,28 @@ def test_numpy_and_dlpack_refuse_like_cuda():
     with pytest.raises(TypeError, match="cpu"):
         x.numpy()
     assert x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_train_in_16_bits(dtype):
+    """Their statistics are saved in f32, which the CPU's own backward kernels refuse."""
+    functional = torch.nn.functional
+    norms = (
+        lambda x, w: functional.layer_norm(x, (8,), w, w),
+        lambda x, w: functional.rms_norm(x, (8,), w),
+        lambda x, w: functional.group_norm(x.transpose(1, 2), 2, w, w),
+        lambda x, w: functional.batch_norm(x.transpose(1, 2), None, None, w, w, training=True),
+        lambda x, w: functional.batch_norm(
+            x.transpose(1, 2), w.detach().float() * 0, w.detach().float() * 0 + 1
+        ),
+        lambda x, w: functional.instance_norm(x.transpose(1, 2), weight=w),
+    )
+    for norm in norms:
+        x = torch.randn(2, 4, 8, dtype=dtype)
+        w = torch.rand(8, dtype=dtype)
+        grads = []
+        for device, wide in (("tpu", dtype), ("cpu", torch.float32)):
+            xs, ws = (t.to(device, wide).requires_grad_() for t in (x, w))
+            (norm(xs, ws) ** 2).sum().backward()
+            grads.append([t.grad.float().cpu() for t in (xs, ws) if t.grad is not None])
+        torch.testing.assert_close(grads[0], grads[1], rtol=0.05, atol=0.1)
