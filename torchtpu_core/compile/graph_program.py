@@ -9,7 +9,7 @@ own.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,12 +42,12 @@ class GraphProgram:
     device: where it runs.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule):
+    def __init__(self, gm: torch.fx.GraphModule, device: torch.device | None = None):
         self.gm = gm
         nodes = list(gm.graph.nodes)
         self.placeholders = [n for n in nodes if n.op == "placeholder"]
         self.num_inputs = len(self.placeholders)
-        self.device = _device(nodes)
+        self.device = _device(nodes) if device is None else device
         self.constants: list[torch.Tensor] = []
         self.constant_index: dict[str, int] = {}
         for name in dict.fromkeys(n.target for n in nodes if n.op == "get_attr"):
@@ -62,23 +62,31 @@ class GraphProgram:
             if target not in self.placeholders:
                 raise NotImplementedError(f"graph node {n.format_node()} writes to no argument")
 
-    def build(self, args: Sequence[Any]) -> program.Plan:
+    def build(
+        self,
+        args: Sequence[Any],
+        annotate: Callable[[Module, Builder, program.Plan], None] | None = None,
+        locate: Callable[[torch.fx.Node], str] | None = None,
+    ) -> program.Plan:
         """The plan for one call. `args`: TensorSpecs and numbers, for the placeholders and then the
-        constants.
+        constants. `annotate` as in program.seal, `locate` as in graph.Interpreter: for programs
+        that are looked at, not for those that run.
         """
         module = Module("graph", **precision.of_products())
         b = module.function("main", [], public=True)
         inputs = program.Inputs(b)
         bases: dict[int, Value] = {}
         lowering = _Lowering(b, self, args, inputs, bases)
+        lowering.locate = locate
         lowering.run([lowering.argument(n, x) for n, x in zip(self.placeholders, args)])
+        b.location = ""
         plan = program.Plan()
         results: list[Value] = []
         self._returns(lowering, args, plan, results)
         position = {n: i for i, n in enumerate(self.placeholders)}
         targets = [(args[position[target]], lowering.env[n]) for n, target in self.copies.items()]
         program.write_all(b, plan, results, inputs, bases, targets)
-        program.seal(b, module, plan, results, inputs)
+        program.seal(b, module, plan, results, inputs, annotate)
         if "programs" in config.get("TORCHTPU_LOG"):
             ops, n = plan.text.count(" = "), len(plan.inputs)
             print(f"torchtpu program {'graph':<40} {ops:>5} ops  {n} inputs", file=sys.stderr)

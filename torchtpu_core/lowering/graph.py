@@ -5,7 +5,7 @@ whichever route it has.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ class Interpreter:
     """Walks a graph and emits its nodes in order. What a node that is no ATen op means, a subclass
     says.
     """
+
+    #: gives a node's ops their place in the user's program, where that is asked for
+    locate: Callable[[torch.fx.Node], str] | None = None
 
     def __init__(self, b: Builder, gm: torch.fx.GraphModule):
         self.b, self.gm = b, gm
@@ -79,6 +82,8 @@ class Interpreter:
         """`call`, whose errors name the user's line."""
         args, kwargs = _read(self.env, node.args), _read(self.env, node.kwargs)
         where = node.meta.get("stack_trace")
+        if self.locate is not None:
+            self.b.location = self.locate(node)
         try:
             with precision.of_node(self.b, node):
                 return self.call(node, args, kwargs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,7 +281,7 @@ def _infer(
     metas = [_map_meta(to_meta, x) for x in args]
     outs = [i for i in variant.mutated if _is_out(op, i)]
     resize: list[tuple[int, tuple[int, ...]]] = []
-    # What a backward gets is what the forward saved, in other dtypes (f32 statistics) than the CPU's.
+    # A backward gets what the forward saved, which may have other dtypes (f32) than the CPU's.
     if _mixes_floats(args) and not op._opname.endswith("_backward"):
         _verdict(op, metas, only=_DTYPE_ERROR)
     if _writes_overlap(variant, args) and _is_small(metas):
@@ -513,9 +513,16 @@ def _finish(
     return plan
 
 
-def seal(b: Builder, module: Module, plan: Plan, results: list[Value], inputs: Inputs) -> None:
+def seal(
+    b: Builder,
+    module: Module,
+    plan: Plan,
+    results: list[Value],
+    inputs: Inputs,
+    annotate: Callable[[Module, Builder, Plan], None] | None = None,
+) -> None:
     """Completes the plan and its text: the order of the inputs, the random state, what is donated
-    to which result.
+    to which result; `annotate` may add attributes before the text is printed.
     """
     plan.random_blocks = random_blocks(b)
     key = random_input(b)
@@ -525,6 +532,8 @@ def seal(b: Builder, module: Module, plan: Plan, results: list[Value], inputs: I
     for i in plan.donate:
         n = next(j for j, o in enumerate(plan.outputs) if o[4] >= 0 and o[4] == plan.inputs[i][1])
         b.arg_attrs[i] = f"tf.aliasing_output = {n} : i32"
+    if annotate is not None:
+        annotate(module, b, plan)
     b.finish(results)
     plan.text = str(module)
 

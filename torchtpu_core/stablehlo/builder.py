@@ -140,6 +140,8 @@ class Module:
     ):
         self.name, self.attributes = name, attributes
         self.precision, self.emulate = precision, emulate
+        #: already printed ops that stand before the functions (meshes of devices)
+        self.header: list[str] = []
         self._functions: dict[str, str] = {}
 
     def function(self, name: str, arg_types: Sequence[TensorType], public: bool = False) -> Builder:
@@ -162,7 +164,8 @@ class Module:
 
     def __str__(self) -> str:
         attrs = f" attributes {{{self.attributes}}}" if self.attributes else ""
-        return f"module @{self.name}{attrs} {{\n" + "\n".join(self._functions.values()) + "\n}\n"
+        body = [*self.header, *self._functions.values()]
+        return f"module @{self.name}{attrs} {{\n" + "\n".join(body) + "\n}\n"
 
 
 def _ints(xs: Sequence[int]) -> str:
@@ -226,6 +229,10 @@ class Builder:
     #: the program's random state, once a lowering has drawn from it (lowering/random_bits.py)
     random: Any = None
 
+    #: printed location of the ops that follow ('"name"("file":1:0)'), or "": programs that are only
+    #: run have none, so that their text does not depend on where they were written
+    location: str = ""
+
     def __init__(self, module: Module, name: str, arg_types: Sequence[TensorType], public: bool):
         self.module, self.name, self.public = module, name, public
         self.precision, self.emulate = module.precision, module.emulate
@@ -233,6 +240,7 @@ class Builder:
         self._scopes: list[dict[Any, Value]] = [{}]  # constants by block, innermost last
         self._n = 0
         self.arg_attrs: list[str] = ["" for _ in arg_types]
+        self.result_attrs: dict[int, str] = {}
         self.args = [Value(self, f"%arg{i}", t.dtype, t.shape) for i, t in enumerate(arg_types)]
 
     # ---- assembly -------------------------------------------------------------------------------
@@ -254,7 +262,10 @@ class Builder:
             for a, t in zip(self.args, self.arg_attrs)
         )
         head = f"  func.func {'public' if self.public else 'private'} @{self.name}({args})"
-        outs = ", ".join(str(r.type) for r in results)
+        outs = ", ".join(
+            f"{r.type} {{{self.result_attrs[i]}}}" if i in self.result_attrs else str(r.type)
+            for i, r in enumerate(results)
+        )
         body = "\n".join("    " + line for line in self._lines)
         self.module._set(self.name, f"{head} -> ({outs}) {{\n{body}\n  }}")
 
@@ -291,6 +302,8 @@ class Builder:
             if len(outs) == 1
             else "(" + ", ".join(str(o.type) for o in outs) + ")"
         )
+        if self.location:
+            text += f" loc({self.location})"
         self._lines.append(text)
         return outs
 
