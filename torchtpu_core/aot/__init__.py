@@ -4,8 +4,8 @@
     compiled = aot.compile_for(model, (x,), topology="v5p:2x2x1")
     print(compiled.memory, compiled.roofline, compiled.top_ops[:5])
 
-The compiler runs in processes of its own (pool.py, worker.py); no plugin is loaded into this one and
-no TPU is used.
+The compiler runs in processes of its own (pool.py, worker.py); no plugin is loaded into this one,
+and no TPU is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torchtpu_core.aot.api import (
     lowered,
     topology_of,
 )
-from torchtpu_core.aot.capture import capture
 from torchtpu_core.aot.errors import (
     AotError,
     CompilerCrash,
@@ -41,7 +40,6 @@ __all__ = [
     "LibtpuMissing",
     "UnknownTopology",
     "WrongChip",
-    "capture",
     "compile_for",
     "compile_many",
     "compile_program",

@@ -1,5 +1,5 @@
-"""From a function, module or exported program to a functional ATen graph, with neither weights nor a
-device: arguments become fake tensors on `tpu`, the function runs once on them, and what it did is
+"""From a function, module or exported program to a functional ATen graph, with neither weights nor
+a device: arguments become fake tensors on `tpu`, the function runs once on them, and what it did is
 the graph. Backward passes and optimizer steps that it makes are part of it; tensors that it writes
 in place are the graph's to write.
 """
@@ -133,6 +133,8 @@ def _modules(target: Any, args: Sequence[Any], kwargs: Any) -> dict[str, torch.n
     if inspect.isfunction(function):
         outside = inspect.getclosurevars(function)
         named += [*outside.nonlocals.items(), *outside.globals.items()]
+    elif not isinstance(function, type):
+        named += getattr(function, "__dict__", {}).items()
     for name, value in named:
         known = any(value is m for m in found.values())
         if isinstance(value, torch.nn.Module) and not known:

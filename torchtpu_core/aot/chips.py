@@ -1,8 +1,8 @@
 """What is published about TPU chips, and the names of topologies.
 
 Sources: "TPU versions" in Google Cloud's documentation, one page a version
-(docs.cloud.google.com/tpu/docs/v6e and its neighbours). HBM here is the nominal size; what a program
-may use of it is said by libtpu for each topology. ICI is the sum over a chip's links, both
+(docs.cloud.google.com/tpu/docs/v6e and its neighbours). HBM here is the nominal size; what a
+program may use of it is said by libtpu for each topology. ICI is the sum over a chip's links, both
 directions, as those pages give it; where a page gives Gbps one way (v2 to v4), it is converted.
 Clocks are not published: they follow from the peak and the size of the matrix units,
 peak = clock * units * side^2 * 2.
@@ -63,8 +63,8 @@ _M128, _M256 = 128 * 128, 256 * 256
 CHIPS = {
     c.name: c
     for c in (
-        Chip("v2", "TPU v2", 46 * _T, 16 * _GIB, 700 * _G, 248 * _G, 2, 2 * _M128, "2x2"),
-        Chip("v3", "TPU v3", 123 * _T, 32 * _GIB, 900 * _G, 328 * _G, 2, 4 * _M128, "2x2"),
+        Chip("v2", "TPU v2", 46 * _T, 16 * _GIB, 700 * _G, 496 * _G, 2, 2 * _M128, "2x2"),
+        Chip("v3", "TPU v3", 123 * _T, 32 * _GIB, 900 * _G, 656 * _G, 2, 4 * _M128, "2x2"),
         Chip("v4", "TPU v4", 275 * _T, 32 * _GIB, 1228 * _G, 600 * _G, 2, 8 * _M128, "2x2x1"),
         Chip("v5e", "TPU v5 lite", 197 * _T, 16 * _GIB, 819 * _G, 400 * _G, 1, 4 * _M128, "2x2"),
         Chip("v5p", "TPU v5", 459 * _T, 95 * _GIB, 2765 * _G, 1200 * _G, 1, 8 * _M128, "2x2x1"),

@@ -1,8 +1,8 @@
 """Where the ops of a traced function come from: the user's line and the module that was running,
 also for those of the backward pass, which belong to the forward op whose gradient they compute.
 
-Python is asked at each torch function (a TorchFunctionMode); modules say when they run (hooks); each
-autograd node remembers both and restores them when it runs.
+Python is asked at each torch function (a TorchFunctionMode); modules say when they run (hooks);
+each autograd node remembers both and restores them when it runs.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Worker:
                 "compiling for a TPU needs libtpu, which is not installed. Run: "
                 "pip install 'torchtpu[tpu]' (it needs no TPU)"
             )
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._replies, theirs = os.pipe()
         self._buffer = b""
         self._process = subprocess.Popen(

@@ -2,7 +2,8 @@
 (openxla/shardy, docs/sharding_representation.md) of a program's arguments and results.
 
 Propagation is the compiler's. Arguments go first and weights second (Shardy's priorities 0 and 1):
-where both are split over one axis, as in FSDP, activations follow the data and weights are gathered.
+where both are split over one axis, as in FSDP, activations follow the data and weights are
+gathered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torchtpu_core.aot.capture import Input
 
 #: one entry a dimension: an axis, several of them, or None for a dimension that is not split
 Spec = Sequence[str | Sequence[str] | None]
-#: by pattern of the input's name (fnmatch; the first that matches counts), or a function of the input
+#: by pattern of the input's name (fnmatch; the first that matches counts), or a function of it
 Shardings = Mapping[str, Spec] | Callable[[Input], Spec | None]
 
 
@@ -59,9 +60,7 @@ def spec_of(shardings: Shardings | None, mesh: Mesh, x: Input) -> Spec | None:
     if spec is None:
         return None
     if len(spec) > len(x.shape):
-        raise ValueError(
-            f"sharding {tuple(spec)} of {x.name} has {len(spec)} entries for {len(x.shape)} dimensions"
-        )
+        raise ValueError(f"sharding of {x.name}: {len(spec)} entries for {len(x.shape)} dimensions")
     spec = (*spec, *[None] * (len(x.shape) - len(spec)))
     for size, entry in zip(x.shape, spec):
         names = [entry] if isinstance(entry, str) else list(entry or ())
@@ -73,7 +72,7 @@ def spec_of(shardings: Shardings | None, mesh: Mesh, x: Input) -> Spec | None:
         parts = math.prod(mesh.axes[n] for n in names)
         if size % parts:
             raise ValueError(
-                f"sharding of {x.name}: a dimension of {size} does not split into {parts} equal parts"
+                f"sharding of {x.name}: a dimension of {size} does not split into {parts} parts"
             )
     return spec
 
