@@ -1,6 +1,6 @@
 # make demo   set up everything, then a language model generates text on `tpu`
 # make test   the tests; PYTEST_ARGS="tests/lowering -x" for some of them
-# Other targets: env examples lint format bench conformance clean distclean help
+# Other targets: env examples lint format bench conformance aot clean distclean help
 
 # The first interpreter that is new enough; name another one with make PYTHON=...
 PYTHON ?= $(or $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,\
@@ -18,7 +18,7 @@ CXX_SOURCES := $(shell find torchtpu_core/csrc -name '*.cc' -o -name '*.h')
 BENCHMARKS := import_time eager_dispatch generate precision compiled
 
 .DELETE_ON_ERROR:
-.PHONY: env demo examples test lint format bench conformance clean distclean help
+.PHONY: env demo examples test lint format bench conformance aot clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -80,6 +80,9 @@ bench: env
 
 conformance: env
 	@$(PY) -m tests.conformance $(ARGS)
+
+aot: env
+	@$(PY) -m tests.aot.sweep --report docs/reports/aot $(ARGS)
 
 # What was built; the environment stays, and its extension is rebuilt at the next use.
 clean:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchtpu_core.aot.chips import CHIPS
+from torchtpu_core.aot.chips import CHIPS, chip_of
 
 app = typer.Typer(
     help="Tools for PyTorch's device `tpu`.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -92,6 +92,10 @@ def aot(
 
     if (script is None) == (model is None):
         raise typer.BadParameter("give either a script or --model")
+    try:
+        chip_of(topology)
+    except compiler.UnknownTopology as e:
+        _fail(e)
     mesh, shardings = ({"fsdp": fsdp}, compiler.fsdp("fsdp", fsdp)) if fsdp > 1 else (None, None)
     try:
         if model is not None:

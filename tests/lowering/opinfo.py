@@ -35,17 +35,21 @@ _RANDOM = re.compile(
 
 
 class Recorder(TorchDispatchMode):
-    """Collects (functional op, args, kwargs) of every call, arguments cloned."""
+    """Collects (functional op, args, kwargs) of every call, arguments cloned; `random`: also of those
+    that draw random numbers, which cannot be compared.
+    """
 
-    def __init__(self):
+    def __init__(self, random: bool = False):
         super().__init__()
+        self.random = random
         self.calls: list[tuple[Any, list, dict]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func.name()
         view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-        if not (_SKIP.match(name) or _RANDOM.match(name) or view):
+        drawn = _RANDOM.match(name) and not self.random
+        if not (_SKIP.match(name) or drawn or view):
             v = variant_of(func)
             if v is not None:
                 names = [a.name for a in func._schema.arguments]
@@ -67,8 +71,8 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def record(op: Any, sample: Any, backward: bool) -> list:
-    with Recorder() as r:
+def record(op: Any, sample: Any, backward: bool, random: bool = False) -> list:
+    with Recorder(random) as r:
         out = op(sample.input, *sample.args, **sample.kwargs)
         if backward:
             outs = [

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -84,7 +89,14 @@ def capture(
 
     # Backward in this thread, where the modes that trace are.
     with mode, torch.autograd.set_multithreading_enabled(False), locate.preserving():
-        gm = make_fx(run)(*fakes)
+        try:
+            gm = make_fx(run)(*fakes)
+        except (DataDependentOutputException, DynamicOutputShapeException) as e:
+            raise NotImplementedError(
+                f"{_title(target)} depends on a tensor's value ({e.func}), and ahead of time there "
+                f"is none: a tensor operation such as torch.where takes its place\n"
+                f"{locate.user_line(e)}"
+            ) from e
         gm = _functional(gm, fakes)
     inputs = [
         Input(name, kind, t.dtype, tuple(t.shape), tuple(t.stride())) for name, kind, t in named

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -124,6 +125,16 @@ def _user_line() -> str | None:
             return f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}'
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost frame outside of PyTorch in an exception's traceback, "" if there is none."""
+    found = [
+        f
+        for f in extract_tb(error.__traceback__)
+        if not f.filename.startswith((*_INTERNAL, "<"))
+    ]
+    return f'  File "{found[-1].filename}", line {found[-1].lineno}' if found else ""
 
 
 def location(node: torch.fx.Node) -> str:

@@ -1,0 +1,231 @@
+"""libtpu compiles captured programs for TPUs that are not there, and says what they cost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchtpu_core import aot, plugin
+from torchtpu_core.aot import chips, pool, report, saved
+from torchtpu_core.aot.lower import Program
+
+pytestmark = pytest.mark.skipif(plugin.libtpu_path() is None, reason="libtpu is not installed")
+
+M, K, N = 256, 512, 128
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(K, N, dtype=torch.bfloat16, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+def x(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> aot.Compiled:
+    model = torch.nn.Sequential(Layer())
+    return aot.compile_for(model, (x(M, K),), topology="v5e:1x1")
+
+
+def test_cost_is_that_of_the_product(compiled: aot.Compiled) -> None:
+    assert 2 * M * K * N <= compiled.flops <= 2.1 * M * K * N
+    once = 2 * (M * K + K * N + M * N)
+    assert once <= compiled.bytes_accessed <= 4 * once
+    r = compiled.roofline
+    assert r.compute == pytest.approx(compiled.flops / 197e12)
+    assert r.bound == "memory" and r.seconds == r.memory and r.network == 0
+
+
+def test_memory(compiled: aot.Compiled) -> None:
+    m = compiled.memory
+    assert m.arguments == 2 * (M * K + K * N) and m.outputs >= 2 * M * N
+    assert m.fits and 15 << 30 < m.available < 16 << 30
+    assert m.generated_code > 0 and m.peak >= m.arguments
+    names = {b.name: b.size for b in compiled.analysis.buffers}
+    assert names["0.weight"] == 2 * K * N and names["arg0"] == 2 * M * K
+
+
+def test_optimized_program_names_lines_and_modules(compiled: aot.Compiled) -> None:
+    assert compiled.hlo.startswith("HloModule") and compiled.executable
+    assert compiled.compiler_seconds > 0
+    top = compiled.top_ops[0]
+    line = Layer.forward.__code__.co_firstlineno + 1
+    assert top.source == f"{__file__}:{line}"
+    assert top.name.startswith("0/") and top.cycles > 0
+    assert compiled.analysis.fusions >= 1
+
+
+def test_html_report_stands_alone(compiled: aot.Compiled, tmp_path: Path) -> None:
+    page = report.write(compiled, tmp_path / "r.html").read_text()
+    assert page.count("<svg") >= 2 and "http" not in page
+    assert "0.weight" in page and Path(__file__).name in page
+
+
+def test_mesh_gathers_split_weights() -> None:
+    compiled = aot.compile_for(
+        Layer(), (x(M, K),), topology="v5e:2x2", mesh={"fsdp": 4}, shardings=aot.fsdp("fsdp", 4)
+    )
+    assert compiled.devices == 4
+    assert compiled.memory.arguments == 2 * (M * K + K * N) // 4
+    (gather,) = compiled.collectives
+    assert (gather.kind, gather.group, gather.count) == ("all-gather", 4, 1)
+    assert gather.bytes == 2 * K * N and gather.sent == gather.bytes * 3 // 4
+    assert 2 * M * K * N / 4 <= compiled.flops <= 2.2 * M * K * N / 4
+    assert compiled.roofline.network == pytest.approx(gather.sent / 200e9)
+
+
+def test_donated_state_stays_split() -> None:
+    def step(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.add_(x.sum(0))
+        return x.sum()
+
+    compiled = aot.compile_for(
+        step, (x(K), x(8, K)), topology="v5e:2x2", mesh={"x": 4},
+        shardings={"arg0": ("x",), "arg1": ("x", None)}, report=False,
+    )  # fmt: skip
+    assert compiled.memory.aliased >= 2 * K // 4 and not compiled.hlo
+    assert ("bf16", (K // 4,)) in compiled.outputs
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    with pytest.raises(aot.DoesNotFit, match=r"too much\nlargest buffers:(?s:.*)bf16") as e:
+        n = 100_000
+        aot.compile_for(lambda a, b: (a @ b).relu() @ a, (x(n, n), x(n, n)), topology="v5e:1x1")
+    assert e.value.needed > e.value.available > 0 and e.value.buffers[0].size >= 2 * n * n
+
+
+def test_many_programs_at_once_and_one_that_is_refused() -> None:
+    good = aot.lowered(Layer(), (x(8, K),))
+    bad = Program("bad", "module { nonsense }", (), {})
+    done: list[int] = []
+    first, second, third = aot.compile_many([good, bad, good], "v6e:1x1", done=done.append)
+    assert isinstance(first, aot.Compiled) and isinstance(third, aot.Compiled)
+    assert isinstance(second, aot.InvalidProgram) and "nonsense" in str(second)
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_topologies() -> None:
+    for name, kind, devices in (
+        ("v4:2x2x1", "TPU v4", 8),
+        ("v5e:4x4", "TPU v5 lite", 16),
+        ("v5p:4x4x4", "TPU v5", 64),
+        ("tpu7x:2x2x1", "TPU7x", 8),
+    ):
+        found = aot.topology_of(name)
+        assert (found.kind, found.devices) == (kind, devices) and found.chip.kind == kind
+        shared = 1 if name.startswith("v4") else found.chip.devices  # its cores share their HBM
+        assert 0.9 < found.memory * shared / found.chip.hbm < 1.01
+
+
+@pytest.mark.parametrize("name", ["v99:2x2", "v5e", "v5e:3x3"])
+def test_unknown_topology_lists_the_known(name: str) -> None:
+    with pytest.raises(aot.UnknownTopology, match=r"v5e:2x2.*tpu7x:2x2x1"):
+        aot.compile_for(Layer(), (x(8, K),), topology=name)
+
+
+def test_mesh_larger_than_the_slice() -> None:
+    with pytest.raises(ValueError, match="mesh has 8 devices, the topology v5e:2x2 only 4"):
+        aot.compile_for(Layer(), (x(8, K),), topology="v5e:2x2", mesh={"x": 8})
+
+
+def test_abort_of_the_compiler_is_an_exception() -> None:
+    with pytest.raises(aot.CompilerCrash, match="signal 6") as e, pool.worker() as worker:
+        os.write(worker._log.fileno(), b"the compiler's last words")
+
+        def abort() -> None:
+            time.sleep(0.2)
+            worker._process.send_signal(signal.SIGABRT)
+
+        thread = threading.Thread(target=abort)
+        thread.start()
+        for _ in range(10_000):
+            worker.ask({"do": "topology", "topology": "v5e:2x2"}, 60)
+    thread.join()
+    assert "last words" in e.value.log
+    assert aot.topology_of("v5e:2x2").devices == 4
+
+
+def test_time_limit() -> None:
+    program = aot.lowered(Layer(), (x(8, K),))
+    aot.topology_of("v5e:1x1")
+    with pytest.raises(aot.CompileTimeout, match="0.001 s"):
+        aot.compile_program(program, "v5e:1x1", timeout=0.001)
+    assert aot.compile_program(program, "v5e:1x1", report=False).flops > 0
+
+
+def test_lock_is_left_alone_where_a_tpu_is_attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
+    assert pool.environment()["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    monkeypatch.setattr(plugin, "tpu_device_files", lambda: [Path("/dev/accel0")])
+    assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in pool.environment()
+    assert pool.max_workers() == 1
+
+
+def test_libtpu_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "libtpu_path", lambda: None)
+    with pytest.raises(aot.LibtpuMissing, match="pip install"):
+        pool.Worker()
+
+
+def test_clocks_follow_from_peaks() -> None:
+    mhz = {name: round(chip.clock / 1e6) for name, chip in chips.CHIPS.items()}
+    assert mhz == {
+        "v2": 702, "v3": 938, "v4": 1049, "v5e": 1503, "v5p": 1751, "v6e": 1751, "tpu7x": 2200,
+    }  # fmt: skip
+
+
+# ---- saved executables ---------------------------------------------------------------------------
+
+
+def test_saved_executable_round_trip(compiled: aot.Compiled, tmp_path: Path) -> None:
+    path = saved.save(compiled, tmp_path / "layer")
+    assert path.suffix == saved.SUFFIX
+    again = saved.load(path)
+    assert again.executable == compiled.executable and again.fingerprint == compiled.fingerprint
+    assert [i["name"] for i in again.inputs] == ["0.weight", "arg0"]
+    again.check("TPU v5 lite", 4, compiled.topology.version)
+
+
+def test_saved_executable_is_refused_elsewhere(compiled: aot.Compiled, tmp_path: Path) -> None:
+    again = saved.load(saved.save(compiled, tmp_path / "layer"))
+    version = compiled.topology.version
+    with pytest.raises(aot.WrongChip, match=r"v5e:1x1 \(TPU v5 lite\).*this host has TPU v6 lite"):
+        again.check("TPU v6 lite", 4, version)
+    with pytest.raises(aot.WrongChip, match="shows 0 of them"):
+        again.check("TPU v5 lite", 0, version)
+    with pytest.raises(aot.WrongChip, match="another libtpu"):
+        again.check("TPU v5 lite", 1, "TFRT TPU v5 lite, older")
+
+
+def test_saved_executable_refused_by_the_cpu_client(compiled: aot.Compiled, tmp_path: Path) -> None:
+    from torchtpu_core import _C
+
+    client = _C.pjrt.load_plugin(str(plugin.cpu_plugin_path())).create_client()
+    again = saved.load(saved.save(compiled, tmp_path / "layer"))
+    with pytest.raises(aot.WrongChip, match=r"this host has .*cpu"):
+        again.load(client)
+
+
+def test_damaged_executable(compiled: aot.Compiled, tmp_path: Path) -> None:
+    path = saved.save(compiled, tmp_path / "layer")
+    data = path.read_bytes()
+    for bad, message in (
+        (b"ELF" + data, "not an executable"),
+        (data[:-1] + bytes([data[-1] ^ 1]), "SHA-256"),
+        (data[:100], "description|SHA-256"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(aot.AotError, match=message):
+            saved.load(path)
