@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import re
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -38,7 +40,7 @@ from torchtpu_core.lowering import registry
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 TOPOLOGIES = ("v5e:1x1", "v6e:1x1", "tpu7x:1x1x1")
-_SAMPLES = 4
+_SAMPLES = 2
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -134,9 +136,15 @@ class Verdicts:
 
 
 def compile_all(
-    found: list[Case], topologies: Iterable[str], verdicts: Verdicts, timeout: float
+    found: list[Case],
+    topologies: Iterable[str],
+    verdicts: Verdicts,
+    timeout: float,
+    until: float = math.inf,
 ) -> dict[str, dict[int, str]]:
-    """By topology: the index of a case -> its verdict."""
+    """By topology: the index of a case -> its verdict. Cases that are not reached `until` that time
+    have none.
+    """
     out: dict[str, dict[int, str]] = {}
     for name in topologies:
         version = aot.topology_of(name).version
@@ -144,15 +152,17 @@ def compile_all(
         todo = [i for i, k in keys.items() if k not in verdicts.known]
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task(f"compiling for {name}", total=len(todo))
-            for start in range(0, len(todo), 64):
-                some = todo[start : start + 64]
+            for start in range(0, len(todo), 32):
+                if time.monotonic() > until:
+                    break
+                some = todo[start : start + 32]
                 results = aot.compile_many(
                     [found[i].program for i in some], name, timeout=timeout,
                     done=lambda _, bar=bar, task=task: bar.advance(task),
                 )  # fmt: skip
                 for i, r in zip(some, results):
                     verdicts.put(keys[i], "" if isinstance(r, aot.Compiled) else _reason(r))
-        out[name] = {i: verdicts.known[k] for i, k in keys.items()}
+        out[name] = {i: verdicts.known[k] for i, k in keys.items() if k in verdicts.known}
     return out
 
 
@@ -166,13 +176,16 @@ def main() -> None:
     p.add_argument("--topologies", default=",".join(TOPOLOGIES))
     p.add_argument("--only", default=".*", help="a regular expression on operator names")
     p.add_argument("--timeout", type=float, default=300.0, help="seconds a program may take")
+    p.add_argument("--minutes", type=float, default=math.inf, help="stop compiling after that")
     p.add_argument("--verdicts", type=Path, default=_ROOT / "build" / "aot-sweep.jsonl")
     p.add_argument("--report", type=Path, help="write REPORT.json and REPORT.md")
     a = p.parse_args()
     warnings.simplefilter("ignore")
     with Console(stderr=True).status("lowering OpInfo samples"):
         found = list(cases(a.only))
-    results = compile_all(found, a.topologies.split(","), Verdicts(a.verdicts), a.timeout)
+    until = time.monotonic() + 60 * a.minutes
+    names = a.topologies.split(",")
+    results = compile_all(found, names, Verdicts(a.verdicts), a.timeout, until)
     summary = summarise(found, results, a.only)
     print(markdown(summary))
     if a.report:
@@ -226,13 +239,16 @@ def markdown(s: dict[str, Any]) -> str:
     ]
     for name, r in s["by_topology"].items():
         bad = len(r["failures"])
-        total = r["compiled"] + bad
+        total = _done(r)
         share = 100 * r["compiled"] / total if total else 0
         lines.append(f"| {name} | {total} | {r['compiled']} | {bad} | {share:.1f} % |")
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for name, r in s["by_topology"].items():
         for f in r["failures"]:
             grouped.setdefault((f["op"], f["dtype"], f["reason"]), []).append(name)
+    short = [n for n, r in s["by_topology"].items() if _done(r) < s["programs"]]
+    if short:
+        lines += ["", f"The run was stopped before all programs were compiled for {short}."]
     lines += ["", "## Failures", ""]
     if grouped:
         lines += ["| operator | dtype | topologies | reason |", "|---|---|---|---|"]
@@ -248,6 +264,10 @@ def markdown(s: dict[str, Any]) -> str:
     if s["no_sample"]:
         lines += ["", "## Lowerings that no sample reaches", "", ", ".join(s["no_sample"])]
     return "\n".join(lines) + "\n"
+
+
+def _done(r: dict[str, Any]) -> int:
+    return r["compiled"] + len(r["failures"])
 
 
 def _cell(text: str) -> str:

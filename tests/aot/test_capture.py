@@ -1,5 +1,5 @@
-"""Captured programs compute what PyTorch computes: built from meta tensors, run on XLA's CPU plugin,
-compared with eager CPU.
+"""Captured programs compute what PyTorch computes: built from meta tensors, run on XLA's CPU
+plugin, compared with eager CPU.
 """
 
 from __future__ import annotations

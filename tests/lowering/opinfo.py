@@ -35,8 +35,8 @@ _RANDOM = re.compile(
 
 
 class Recorder(TorchDispatchMode):
-    """Collects (functional op, args, kwargs) of every call, arguments cloned; `random`: also of those
-    that draw random numbers, which cannot be compared.
+    """Collects (functional op, args, kwargs) of every call, arguments cloned; `random`: also of
+    those that draw random numbers, which cannot be compared.
     """
 
     def __init__(self, random: bool = False):
