@@ -65,6 +65,9 @@ def aot(
     seq: Annotated[int, typer.Option(help="tokens a sequence")] = 1024,
     layers: Annotated[int | None, typer.Option(help="another number of layers")] = None,
     train: Annotated[bool, typer.Option(help="a step of AdamW instead of the logits")] = False,
+    recompute: Annotated[
+        bool, typer.Option(help="blocks compute their forward pass again in backward")
+    ] = False,
     fsdp: Annotated[int, typer.Option(help="devices that share weights and batch")] = 1,
     dtype: Annotated[str, typer.Option(help="dtype of the weights")] = "bfloat16",
     precision: Annotated[
@@ -99,7 +102,7 @@ def aot(
     mesh, shardings = ({"fsdp": fsdp}, compiler.fsdp("fsdp", fsdp)) if fsdp > 1 else (None, None)
     try:
         if model is not None:
-            target, args, kwargs = _model(model, batch, seq, layers, train, dtype)
+            target, args, kwargs = _model(model, batch, seq, layers, train, dtype, recompute)
         else:
             assert script is not None
             found = _entry(script, entry)
@@ -128,15 +131,17 @@ def aot(
 
 
 def _model(
-    name: str, batch: int, seq: int, layers: int | None, train: bool, dtype: str
+    name: str, batch: int, seq: int, layers: int | None, train: bool, dtype: str, again: bool
 ) -> tuple[Any, Sequence[Any], None]:
     import torch
 
-    from torchtpu_core.aot import models
+    from torchtpu_core.aot import models, recompute
 
     key = "n_layer" if models.config_of(name).model_type == "gpt2" else "num_hidden_layers"
     changes = {} if layers is None else {key: layers}
     module = models.causal_lm(name, getattr(torch, dtype), **changes)
+    if again:
+        recompute.checkpoint(module)
     ids = torch.empty(batch, seq, dtype=torch.int64, device="meta")
     if not train:
         return models.logits(module), (ids,), None

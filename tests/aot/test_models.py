@@ -61,7 +61,10 @@ def test_recomputed_blocks_give_the_same_step() -> None:
                 given.append(torch.zeros(x.shape, dtype=x.dtype))
             else:
                 given.append(0.1 * torch.rand(x.shape, dtype=x.dtype))
-        like = [torch.empty(()), *(g for g, x in zip(given, program.inputs) if x.kind != "argument")]
+        like = [
+            torch.empty(()),
+            *(g for g, x in zip(given, program.inputs) if x.kind != "argument"),
+        ]
         texts.append(program.stablehlo)
         results.append(harness.run(program.stablehlo, given, like[:1]))
     assert "optimization_barrier" not in texts[0]

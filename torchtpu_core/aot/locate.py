@@ -130,9 +130,7 @@ def _user_line() -> str | None:
 def user_line(error: BaseException) -> str:
     """The innermost frame outside of PyTorch in an exception's traceback, "" if there is none."""
     found = [
-        f
-        for f in extract_tb(error.__traceback__)
-        if not f.filename.startswith((*_INTERNAL, "<"))
+        f for f in extract_tb(error.__traceback__) if not f.filename.startswith((*_INTERNAL, "<"))
     ]
     return f'  File "{found[-1].filename}", line {found[-1].lineno}' if found else ""
 

@@ -1,8 +1,8 @@
 """Activation checkpointing that a compiler cannot undo.
 
 A block's backward pass computes its forward pass again. In one program the two are the same
-expressions, which XLA would share, keeping every activation after all; an optimization barrier on the
-block's inputs and weights, tied to the arriving gradient, keeps them apart.
+expressions, which XLA would share, keeping every activation after all; an optimization barrier on
+the block's inputs and weights, tied to the arriving gradient, keeps them apart.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _barrier(b: Builder, xs: list[Value]) -> list[Value]:
 
 
 def checkpoint(model: torch.nn.Module) -> int:
-    """Makes each block of a transformers model (its GradientCheckpointingLayers) compute its forward
-    pass again in backward; how many there are. ValueError for a model that has none.
+    """Makes each block of a transformers model (its GradientCheckpointingLayers) compute its
+    forward pass again in backward; how many there are. ValueError for a model that has none.
     """
     blocks = [m for m in model.modules() if hasattr(m, "gradient_checkpointing") and _is_block(m)]
     if not blocks:

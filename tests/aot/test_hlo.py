@@ -1,0 +1,120 @@
+"""The reader of optimized HLO, on text as libtpu writes it; needs no libtpu."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchtpu_core.aot import hlo, result
+
+_TEXT = """HloModule m, is_scheduled=true, num_partitions=8
+
+FileNames
+1 "model.py"
+
+FunctionNames
+1 "layer/mm"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=7 end_line=7 column=0 end_column=0}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+
+
+%fused (p0: bf16[8,16], p1: bf16[16,4]) -> f32[8,4] {
+  %p0 = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[16,4]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %dot = f32[8,4]{1,0:T(8,128)} convolution(%p0, %p1), dim_labels=bf_io->bf
+}
+
+%body (t: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %t = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) parameter(0)
+  %x = f32[8,4]{1,0:T(8,128)} get-tuple-element(%t), index=1
+  %add = f32[8,4]{1,0:T(8,128)} add(%x, %x), backend_config={"window_config":{"estimated_cycles":"10"}}
+  %ar = f32[8,4]{1,0} all-reduce(%add), channel_id=3, replica_groups={{0,1},{2,3}}, to_apply=%sum
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  ROOT %r = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) tuple(%i, %ar)
+}
+
+%cond (t.1: (s32[], f32[8,4])) -> pred[] {
+  %t.1 = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (a: bf16[8,16], w: bf16[2,4]) -> f32[8,4] {
+  %a = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(0)
+  %w = bf16[2,4]{1,0} parameter(1)
+  %ag = (bf16[2,4]{1,0}, bf16[16,4]{1,0:S(1)}) all-gather-start(%w), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
+  %agd = bf16[16,4]{1,0:S(1)} all-gather-done(%ag)
+  %f = f32[8,4]{1,0:T(8,128)} fusion(%a, %agd), kind=kOutput, calls=%fused, metadata={op_name="layer/mm" stack_frame_id=1}, backend_config={"window_config":{"estimated_cycles":"100"}}
+  %zero = s32[]{:T(128)} constant(0)
+  %init = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) tuple(%zero, %f)
+  %loop = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)}) while(%init), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %out = f32[8,4]{1,0:T(8,128)} get-tuple-element(%loop), index=1
+}
+"""  # noqa: E501
+_BUFFERS = """BufferAssignment:
+allocation 0: size 256, page 0, parameter 0, shape |bf16[8,16]| at ShapeIndex {}:
+ value: <1 a @0> (size=256,offset=0): bf16[8,16]{1,0}
+allocation 1: size 384, page 0, preallocated-temp:
+ value: <2 f @0> (size=128,offset=0): f32[8,4]{1,0}
+ value: <3 add @0> (size=128,offset=128): f32[8,4]{1,0}
+ value: <4 ar @0> (size=128,offset=128): f32[8,4]{1,0}
+allocation 2: size 64, color 1, page 0, preallocated-temp:
+ value: <5 agd @1> (size=64,offset=0): bf16[16,4]{1,0:S(1)}
+"""
+_RANGES = """  BufferLiveRange:
+    f{}:2-4
+    add{}:3-4
+    ar{}:4-6
+    agd{}:1-2
+"""
+
+
+@pytest.fixture
+def analysis() -> result.Analysis:
+    return result.analyse(_TEXT, _BUFFERS, _RANGES, 8, ["input", "weight"])
+
+
+def test_cycles_count_loops_by_their_trips(analysis: result.Analysis) -> None:
+    assert analysis.cycles == 100 + 5 * 10
+
+
+def test_ops_have_names_lines_and_bytes_of_hbm(analysis: result.Analysis) -> None:
+    top = analysis.ops[0]
+    assert (top.name, top.source, top.cycles) == ("layer/mm", "model.py:7", 100)
+    assert top.bytes == 2 * 8 * 16 + 4 * 8 * 4  # the gathered weight is in VMEM
+
+
+def test_collectives(analysis: result.Analysis) -> None:
+    reduce, gather = analysis.collectives
+    size = 4 * 8 * 4
+    assert reduce == result.Collective("all-reduce", 2, 5, 5 * size, 5 * size, "")
+    whole = 2 * 16 * 4
+    assert gather == result.Collective("all-gather", 8, 1, whole, whole * 7 // 8, "")
+
+
+def test_buffers_and_timeline(analysis: result.Analysis) -> None:
+    sizes = [(b.name, b.size, b.kind) for b in analysis.buffers]
+    assert sizes[0] == ("input", 256, "parameter") and len(sizes) == 3
+    assert analysis.timeline == ((2, 128), (3, 256), (5, 128), (7, 0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("(bf16[4], (s8[2], pred[3]))", 13),
+        ("s4[3]", 1),
+        ("f8e4m3fn[7]", 7),
+        ("c64[]", 8),
+        ("u32[<=4]", 16),
+        ("token[]", 0),
+    ],
+)
+def test_shape_bytes(shape: str, size: int) -> None:
+    assert hlo.shape_bytes(shape) == size
+    assert hlo.tuple_parts("(f32[2,3]{1,0:T(8,128)}, (s8[2], u8[]))") == [
+        "f32[2,3]{1,0:T(8,128)}",
+        "(s8[2], u8[])",
+    ]
