@@ -15,7 +15,7 @@ from torchtpu_core.lowering.matmul import dot, matmul
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 
 def _no_dropout(op: str, p: float) -> None:

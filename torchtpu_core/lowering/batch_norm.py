@@ -6,7 +6,7 @@ from torchtpu_core.lowering.norm import affine, normalized_backward
 from torchtpu_core.lowering.reduction import extent, moments, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 
 def _reduced(x: Value) -> list[int]:

@@ -13,7 +13,7 @@ from torchtpu_core.lowering.reduction import wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Number
+from torchtpu_core.stablehlo.value import Number
 
 
 def scan(

@@ -11,7 +11,7 @@ from torchtpu_core.lowering.loss import take_rows
 from torchtpu_core.lowering.reduction import power, sum_of, vector_norm, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import broadcast_shapes
+from torchtpu_core.stablehlo.value import broadcast_shapes
 
 #: from how many rows on the Euclidean distance is a matrix product, as on CPU (compute_mode 0)
 _MATMUL_ROWS = 25

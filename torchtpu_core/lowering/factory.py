@@ -15,7 +15,7 @@ from torchtpu_core.lowering.promotion import number_dtype, opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Number, Operand
+from torchtpu_core.stablehlo.value import Number, Operand
 
 
 def default_dtype(dtype: torch.dtype | None) -> str:

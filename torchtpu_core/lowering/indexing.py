@@ -15,7 +15,7 @@ from torchtpu_core.lowering.reduction import wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Operand, broadcast_shapes
+from torchtpu_core.stablehlo.value import Operand, broadcast_shapes
 
 # ---- helpers, also for the other families --------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, TensorType, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import broadcast_shapes
+from torchtpu_core.stablehlo.value import broadcast_shapes
 
 
 def triangle(b: Builder, x: Value, upper: bool, diagonal: int = 0) -> Value:

@@ -15,7 +15,7 @@ from torchtpu_core.lowering.matmul import adjoint, conj, transpose
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import broadcast_shapes
+from torchtpu_core.stablehlo.value import broadcast_shapes
 
 #: the ratio of pivot candidates that bounds the growth of elements
 _ALPHA = (1 + math.sqrt(17)) / 8

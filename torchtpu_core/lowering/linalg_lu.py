@@ -12,7 +12,7 @@ from torchtpu_core.lowering.matmul import adjoint, transpose
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import broadcast_shapes
+from torchtpu_core.stablehlo.value import broadcast_shapes
 
 
 def factor(b: Builder, a: Value, pivot: bool = True) -> tuple[Value, Value, Value]:

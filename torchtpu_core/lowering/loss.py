@@ -11,7 +11,7 @@ from torchtpu_core.lowering.cumulative import scan
 from torchtpu_core.lowering.reduction import axes, mean_of, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 _NONE, _MEAN, _SUM = range(3)
 

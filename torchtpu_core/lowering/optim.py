@@ -15,7 +15,7 @@ from torchtpu_core.lowering.pointwise import is_finite, like
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 _RUNTIME = ("lr", "weight_decay", "eps")
 

@@ -13,7 +13,7 @@ from torchtpu_core.lowering.promotion import DEFAULT, FLOAT, promote
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 _PAIR = ("self", "other")
 

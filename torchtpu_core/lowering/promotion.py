@@ -15,7 +15,7 @@ import torch
 from torchtpu_core.lowering.dtypes import mlir, torch_dtype
 from torchtpu_core.stablehlo import Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Number, Operand
+from torchtpu_core.stablehlo.value import Number, Operand
 
 #: how the compute dtype follows from the promoted one
 DEFAULT = "default"  # the promoted dtype itself

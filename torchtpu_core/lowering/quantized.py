@@ -13,7 +13,7 @@ from torchtpu_core.lowering.matmul import dot
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 _FLOAT8 = frozenset(("f8E4M3FN", "f8E5M2", "f8E4M3FNUZ", "f8E5M2FNUZ"))
 _SCALES = frozenset(("f32", "f8E8M0FNU"))

@@ -19,7 +19,7 @@ from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 
 def _is_zero(x: Operand) -> bool:

@@ -16,7 +16,7 @@ from torchtpu_core.lowering.promotion import opmath, result_dtype
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value, strided
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Operand
+from torchtpu_core.stablehlo.value import Operand
 
 #: beyond this many pieces a concatenation or sum of slices gives way to one gather or scatter
 _MAX_PIECES = 32

@@ -1,0 +1,153 @@
+"""Contractions, gathers and scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torchtpu_core.stablehlo import bf16
+from torchtpu_core.stablehlo import literals as lit
+from torchtpu_core.stablehlo.reduction import Reductions
+from torchtpu_core.stablehlo.types import TensorType
+from torchtpu_core.stablehlo.value import Value
+
+
+class Contractions(Reductions):
+    """Products, gathers and scatters."""
+
+    @contextmanager
+    def products(self, precision: str) -> Iterator[None]:
+        """Within, dots and convolutions have this precision."""
+        outer, self.precision = self.precision, precision
+        try:
+            yield
+        finally:
+            self.precision = outer
+
+    def _product(
+        self, name: str, x: Value, y: Value, dtype: str, shape: Sequence[int], attrs: str
+    ) -> Value:
+        """A dot or convolution with its precision: that of the builder for f32 and c64; other
+        types have no less than their own.
+        """
+        single = x.dtype in ("f32", "complex<f32>")
+
+        def multiply(x: Value, y: Value) -> Value:
+            p = f"#stablehlo<precision {self.precision if single else 'HIGHEST'}>"
+            out = x.dtype if single else dtype
+            return self._one(name, [x, y], out, shape, f"{attrs}, precision_config = [{p}, {p}]")
+
+        if single and self.emulate:
+            return bf16.product(self, x, y, multiply, self.precision)
+        return multiply(x, y)
+
+    def dot_general(
+        self,
+        x: Value,
+        y: Value,
+        contract: tuple[Sequence[int], Sequence[int]],
+        batch: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        out_dtype: str | None = None,
+    ) -> Value:
+        """Result dims: batch, x's free, y's free. `out_dtype` may be wider than the operands'
+        (accumulation type).
+        """
+        cx, cy = (list(c) for c in contract)
+        bx, by = (list(c) for c in batch)
+        shape = [x.shape[i] for i in bx]
+        shape += [s for i, s in enumerate(x.shape) if i not in cx and i not in bx]
+        shape += [s for i, s in enumerate(y.shape) if i not in cy and i not in by]
+        attrs = (
+            f"dot_dimension_numbers = #stablehlo.dot<lhs_batching_dimensions = {lit.int_list(bx)}, "
+            f"rhs_batching_dimensions = {lit.int_list(by)}, "
+            f"lhs_contracting_dimensions = {lit.int_list(cx)}, "
+            f"rhs_contracting_dimensions = {lit.int_list(cy)}>"
+        )
+        return self._product("stablehlo.dot_general", x, y, out_dtype or x.dtype, shape, attrs)
+
+    def convolution(
+        self,
+        x: Value,
+        w: Value,
+        dims: tuple[str, str, str],
+        out_shape: Sequence[int],
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        lhs_dilation: Sequence[int],
+        rhs_dilation: Sequence[int],
+        feature_groups: int = 1,
+        batch_groups: int = 1,
+        out_dtype: str | None = None,
+    ) -> Value:
+        """dims: e.g. ("bf01", "oi01", "bf01") - a letter or a spatial number for each dimension."""
+        lhs, rhs, out = (", ".join(d) for d in dims)
+        attrs = (
+            f"dimension_numbers = #stablehlo.conv<[{lhs}]x[{rhs}]->[{out}]>, "
+            f"window_strides = {lit.ints(strides)}, padding = {lit.pairs(padding)}, "
+            f"lhs_dilation = {lit.ints(lhs_dilation)}, rhs_dilation = {lit.ints(rhs_dilation)}, "
+            f"window_reversal = {lit.bools([False] * len(strides))}, "
+            f"feature_group_count = {feature_groups} : i64, "
+            f"batch_group_count = {batch_groups} : i64"
+        )
+        return self._product("stablehlo.convolution", x, w, out_dtype or x.dtype, out_shape, attrs)
+
+    # ---- gather and scatter ---------------------------------------------------------------------
+
+    def gather(
+        self,
+        x: Value,
+        indices: Value,
+        out_shape: Sequence[int],
+        offset_dims: Sequence[int],
+        collapsed: Sequence[int],
+        start_index_map: Sequence[int],
+        slice_sizes: Sequence[int],
+        index_vector_dim: int,
+        operand_batching: Sequence[int] = (),
+        indices_batching: Sequence[int] = (),
+        sorted_: bool = False,
+    ) -> Value:
+        attrs = (
+            f"dimension_numbers = #stablehlo.gather<offset_dims = {lit.int_list(offset_dims)}, "
+            f"collapsed_slice_dims = {lit.int_list(collapsed)}, "
+            f"operand_batching_dims = {lit.int_list(operand_batching)}, "
+            f"start_indices_batching_dims = {lit.int_list(indices_batching)}, "
+            f"start_index_map = {lit.int_list(start_index_map)}, "
+            f"index_vector_dim = {index_vector_dim}>, slice_sizes = {lit.ints(slice_sizes)}, "
+            f"indices_are_sorted = {'true' if sorted_ else 'false'}"
+        )
+        return self._one("stablehlo.gather", [x, indices], x.dtype, out_shape, attrs)
+
+    def scatter(
+        self,
+        xs: Sequence[Value],
+        indices: Value,
+        updates: Sequence[Value],
+        body: Callable[..., Any],
+        update_window_dims: Sequence[int],
+        inserted_window_dims: Sequence[int],
+        scatter_dims_to_operand_dims: Sequence[int],
+        index_vector_dim: int,
+        input_batching: Sequence[int] = (),
+        indices_batching: Sequence[int] = (),
+        unique: bool = False,
+        sorted_: bool = False,
+    ) -> list[Value]:
+        """body(current.., update..) -> new, on scalars. Out-of-range updates are dropped."""
+        attrs = (
+            "scatter_dimension_numbers = #stablehlo.scatter<"
+            f"update_window_dims = {lit.int_list(update_window_dims)}, "
+            f"inserted_window_dims = {lit.int_list(inserted_window_dims)}, "
+            f"input_batching_dims = {lit.int_list(input_batching)}, "
+            f"scatter_indices_batching_dims = {lit.int_list(indices_batching)}, "
+            f"scatter_dims_to_operand_dims = {lit.int_list(scatter_dims_to_operand_dims)}, "
+            f"index_vector_dim = {index_vector_dim}>, "
+            f"indices_are_sorted = {'true' if sorted_ else 'false'}, "
+            f"unique_indices = {'true' if unique else 'false'}"
+        )
+        scalars = [TensorType(x.dtype, ()) for x in xs]
+        region = self.region(scalars + scalars, body)
+        return self.op(
+            "stablehlo.scatter", [*xs, indices, *updates], [x.type for x in xs], attrs, [region]
+        )
