@@ -15,7 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.common.cache import use_test_cache
 from tests.conformance import expected, report
 from tests.conformance.check import Result
-from tests.conformance.items import DEFAULT_DTYPES, FAST, VARIANTS, Item, dtype_named, select
+from tests.conformance.items import (
+    DEFAULT_DTYPES,
+    EXTENDED,
+    FAST,
+    VARIANTS,
+    Item,
+    dtype_named,
+    select,
+)
 from tests.conformance.pool import run_items
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -25,8 +33,8 @@ def _columns(dtypes: str, variants: str, samples: str) -> list[tuple[str, str, i
     count = None if samples == "all" else int(samples)
     chosen = variants.split(",")
     for variant in chosen:
-        if variant not in VARIANTS:
-            raise typer.BadParameter(f"{variant!r} is not one of {', '.join(VARIANTS)}")
+        if variant not in EXTENDED:
+            raise typer.BadParameter(f"{variant!r} is not one of {', '.join(EXTENDED)}")
     for dtype in dtypes.split(","):
         try:
             dtype_named(dtype)

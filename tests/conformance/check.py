@@ -72,7 +72,13 @@ def run(item: Item, device: str, on_sample: Callable[[Sample], None] | None = No
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            samples = draw(op, dtype, item.samples, requires_grad=item.variant == "backward")
+            samples = draw(
+                op,
+                dtype,
+                item.samples,
+                requires_grad=item.variant == "backward",
+                reference=item.variant == "reference",
+            )
         except Exception as error:
             return Result("skip", "no samples on the CPU", _first_line(error))
         check = _Check(op, device)
@@ -372,6 +378,7 @@ _VARIANTS: dict[str, Callable[[_Check, Sample], None]] = {
     "inplace": _inplace,
     "out": _out,
     "noncontiguous": _noncontiguous,
+    "reference": _forward,
 }
 
 

@@ -14,6 +14,8 @@ from torch.testing._internal.opinfo.core import OpInfo
 from tests.common.compare import short_dtype
 
 VARIANTS = ("forward", "backward", "inplace", "out", "noncontiguous")
+# "reference" draws the database's extended inputs: broadcasting, strides, type promotion, extremes.
+EXTENDED = (*VARIANTS, "reference")
 DEFAULT_DTYPES = ("float32", "bfloat16", "int64", "bool")
 
 # (variant, dtype, samples per op) of the fast subset, which `make test` runs against expected.json.

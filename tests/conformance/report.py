@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.conformance.check import STATUSES, Result
-from tests.conformance.items import VARIANTS, Item, operators
+from tests.conformance.items import EXTENDED, Item, operators
 
 _BAD = ("fail", "unsupported", "crash", "timeout")
 _SEPARATOR = " | "
@@ -91,7 +91,7 @@ def column_order(key: str) -> tuple[int, int, str]:
     """Sorts columns by variant, then by dtype as the defaults are listed."""
     variant, _, dtype = key.partition("/")
     first = ["float32", "bfloat16", "int64", "bool"]
-    return (VARIANTS.index(variant), first.index(dtype) if dtype in first else len(first), dtype)
+    return (EXTENDED.index(variant), first.index(dtype) if dtype in first else len(first), dtype)
 
 
 def pass_rate(counts: Mapping[str, int]) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-from tests.common.compare import describe
+from tests.common.compare import describe, tensors_in
 from tests.common.transfer import Transfer
 
 
@@ -47,16 +47,54 @@ def seed_all(seed: int) -> None:
 
 
 def draw(
-    op: OpInfo, dtype: torch.dtype, limit: int | None, *, requires_grad: bool = False
+    op: OpInfo,
+    dtype: torch.dtype,
+    limit: int | None,
+    *,
+    requires_grad: bool = False,
+    reference: bool = False,
 ) -> list[Sample]:
     """Up to `limit` samples of an operator, evenly spread over all of them; the same ones in every
-    run.
+    run. `reference`: from the extended inputs, where the database has them; of these, the small
+    ones, and half of the limit for extreme values.
     """
     seed_all(zlib.crc32(f"{op.full_name} {dtype}".encode()))
-    samples = [_sample(s) for s in op.sample_inputs("cpu", dtype, requires_grad=requires_grad)]
+    inputs = op.reference_inputs if reference else op.sample_inputs
+    samples = [_sample(s) for s in inputs("cpu", dtype, requires_grad=requires_grad)]
+    if reference:
+        samples = [s for s in samples if tensors_in(s.args) and not (dtype.is_complex and _odd(s))]
     if limit is None or len(samples) <= limit:
         return samples
+    if not reference:
+        return _spread(samples, limit)
+    small = [s for s in samples if all(t.numel() <= _SMALL for t in tensors_in(s.args))]
+    extreme = [s for s in small if any(_is_extreme(t) for t in tensors_in(s.args))]
+    plain = [s for s in small if not any(s is e for e in extreme)]
+    extreme = _spread(extreme, limit // 2)
+    return extreme + _spread(plain, limit - len(extreme))
+
+
+_SMALL = 4096
+
+
+def _odd(sample: Sample) -> bool:
+    """Whether some complex value is not finite: each library's complex arithmetic has its own
+    results then (C99 Annex G is optional), and PyTorch's own tests skip them.
+    """
+    return any(t.is_complex() and not t.isfinite().all() for t in tensors_in(sample.args))
+
+
+def _spread(samples: list[Sample], limit: int) -> list[Sample]:
+    limit = min(limit, len(samples))
     return [samples[i * len(samples) // limit] for i in range(limit)]
+
+
+def _is_extreme(tensor: torch.Tensor) -> bool:
+    """Whether some value is far out, or no number."""
+    if tensor.numel() == 0 or tensor.layout is not torch.strided or tensor.dtype == torch.bool:
+        return False
+    magnitude = tensor.detach().abs().to(torch.float64)
+    return not bool((magnitude < 100).all())
 
 
 def _sample(sample: SampleInput) -> Sample:
