@@ -282,7 +282,8 @@ def _infer(
     outs = [i for i in variant.mutated if _is_out(op, i)]
     resize: list[tuple[int, tuple[int, ...]]] = []
     # A backward gets what the forward saved, which may have other dtypes (f32) than the CPU's.
-    if _mixes_floats(args) and not op._opname.endswith("_backward"):
+    suspect = _mixes_floats(args) or _is_rarely_supported(args)
+    if suspect and not op._opname.endswith("_backward"):
         _verdict(op, metas, only=_DTYPE_ERROR)
     if _writes_overlap(variant, args) and _is_small(metas):
         _try(op, _cpu_twins(args), only=_OVERLAP_ERROR)
@@ -325,6 +326,9 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
     what they refuse is
     tried again on small CPU tensors of zeros, whose verdict is the user's.
     """
+    if op.namespace == "aten" and op._opname.startswith("nansum") and metas[1] == []:
+        # Its meta kernel takes an empty list of dimensions for none, its real ones for all.
+        metas = [metas[0], None, *metas[2:]]
     try:
         with torch.no_grad():
             return _call(op, metas)
@@ -351,7 +355,7 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), result)
 
 
-_DTYPE_ERROR = re.compile(r"dtype|scalar type|same type|expects \w+ tensor out")
+_DTYPE_ERROR = re.compile(r"dtype|scalar type|same type|expects \w+ tensor out|support")
 
 
 def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None = None) -> None:
@@ -367,6 +371,8 @@ def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None 
 
 def _try(op: OpOverload, cpus: Sequence[Any], only: re.Pattern[str] | None) -> None:
     """Runs the CPU's kernel for the error that it raises, if the message matches `only`."""
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return  # it would draw from the CPU's generator
     try:
         with torch.no_grad():
             _call(op, cpus)
@@ -385,6 +391,14 @@ def _is_small(metas: Sequence[Any]) -> bool:
 def _mixes_floats(args: Sequence[Any]) -> bool:
     dtypes = {t.dtype for t in _specs(list(args)) if not t.host}
     return sum(d.is_floating_point or d.is_complex for d in dtypes) > 1
+
+
+def _is_rarely_supported(args: Sequence[Any]) -> bool:
+    """Whether there are dtypes that operators refuse: bool, complex, or integers only."""
+    dtypes = {t.dtype for t in _specs(list(args)) if not t.host}
+    return any(d == torch.bool or d.is_complex for d in dtypes) or (
+        bool(dtypes) and not any(d.is_floating_point for d in dtypes)
+    )
 
 
 _OVERLAP_ERROR = re.compile("unsupported operation")

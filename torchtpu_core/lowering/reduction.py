@@ -154,6 +154,9 @@ for _name, _kind in (("all", "and"), ("any", "or")):
 
 def extremum(b: Builder, x: Value, dims: Sequence[int], keepdim: bool, largest: bool) -> Value:
     """Maximum or minimum, NaN where there is one."""
+    if x.dtype in T.COMPLEX:
+        name = "max_values" if largest else "min_values"
+        raise NotImplementedError(f'"{name}" not implemented for {x.dtype}')
     return b.reduce_op("maximum" if largest else "minimum", x, dims, keepdim)
 
 
