@@ -61,7 +61,8 @@ def outcome_differs(
         elif found is not None:
             problem = f"{found.kind}: {found.detail}"
     if problem is None and refusal is None:
-        written = difference(args, on_cpu, lambda _: EXACT) is not None
-        found = difference(on_cpu, on_device, tolerance if written else lambda _: EXACT)
+        before, want, got = tensors_in(args), tensors_in(on_cpu), tensors_in(on_device)
+        written = difference(before, want, lambda _: EXACT) is not None
+        found = difference(want, got, tolerance if written else lambda _: EXACT)
         problem = f"arguments after the call: {found.detail}" if found is not None else None
     return None if problem is None else f"({describe(args)}): {problem}"
