@@ -55,17 +55,23 @@ def _forward(
     """`size`: how many output positions to compute, all of them by default."""
     n, s = x.ndim - 2, _numbers(x.ndim - 2)
     spans = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], win.dilation)]
+    padding = [(p, p) for p in win.padding]
     if size is None:
         size = [
             (m + 2 * p - span) // st + 1
             for m, p, span, st in zip(x.shape[2:], win.padding, spans, win.stride)
         ]
+        crop = False  # what the stride leaves over at the end, a convolution leaves out by itself
+    else:
+        need = [(m - 1) * st + span for m, st, span in zip(size, win.stride, spans)]
+        padding = [(p, k - m - p) for p, k, m in zip(win.padding, need, x.shape[2:])]
+        crop = True
     shape = [x.shape[0], w.shape[0], *size]
     dtype = opmath(x.dtype)
     if _empty(x, w) or math.prod(shape) == 0:
         return b.constant(0, dtype, shape)
-    need = [(m - 1) * st + span for m, st, span in zip(size, win.stride, spans)]
-    x, padding = _crop(b, x, [(p, k - m - p) for p, k, m in zip(win.padding, need, x.shape[2:])])
+    if crop:
+        x, padding = _crop(b, x, padding)
     dims = ("bf" + s, "oi" + s, "bf" + s)
     return b.convolution(
         x, w, dims, shape, win.stride, padding, [1] * n, win.dilation, win.groups, out_dtype=dtype
