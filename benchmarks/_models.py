@@ -230,8 +230,8 @@ class SmolLM2(nn.Module):
 
 
 def build(name: str, size: Size) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """(model, input, targets) of "MLP", "CNN", "GPT" or "SmolLM2" on the CPU; the position instead
-    of targets for the last.
+    """(model, input, targets) of "MLP", "CNN" (also "CNN NHWC", where only JAX differs), "GPT" or
+    "SmolLM2" on the CPU; the position instead of targets for the last.
     """
     torch.manual_seed(0)
     if name == "MLP":
@@ -240,7 +240,7 @@ def build(name: str, size: Size) -> tuple[nn.Module, torch.Tensor, torch.Tensor]
             torch.randn(size.mlp_batch, size.mlp[0]),
             torch.randint(size.mlp[-1], (size.mlp_batch,)),
         )
-    if name == "CNN":
+    if name.startswith("CNN"):
         x = torch.randn(size.cnn_batch, 3, size.cnn_side, size.cnn_side)
         return ResNet18(size), x, torch.randint(1000, (size.cnn_batch,))
     if name == "GPT":

@@ -1,6 +1,7 @@
 """The models of `_models` by hand in JAX, as functions of a dict of parameters by PyTorch's names.
 
-Images and convolution weights are channels last, as JAX's own libraries have them.
+Images and convolution weights have PyTorch's layout, or channels last as JAX's own libraries have
+them ("CNN NHWC"): XLA's CPU compiler computes in the latter and copies the former into it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def arrays(name: str, tensors: dict[str, Any]) -> Params:
     found = {}
     for key, t in tensors.items():
         a = np.asarray(t.detach().numpy())
-        found[key] = jnp.asarray(a.transpose(2, 3, 1, 0) if name == "CNN" and a.ndim == 4 else a)
+        found[key] = jnp.asarray(a.transpose(2, 3, 1, 0) if "NHWC" in name and a.ndim == 4 else a)
     return found
 
 
@@ -41,27 +42,58 @@ def rms_norm(p: Params, name: str, x: Any) -> Any:
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"]
 
 
-def conv(p: Params, name: str, x: Any, stride: int, pad: int) -> Any:
-    dims = ("NHWC", "HWIO", "NHWC")
-    w = p[f"{name}.weight"]
-    return jax.lax.conv_general_dilated(
-        x, w, (stride, stride), [(pad, pad)] * 2, dimension_numbers=dims
-    )
+class ResNet:
+    """ResNet-18 in a layout: "NCHW" with weights OIHW, or "NHWC" with weights HWIO."""
 
+    def __init__(self, layout: str):
+        self.dims = (layout, {"NCHW": "OIHW", "NHWC": "HWIO"}[layout], layout)
+        self.space = tuple(layout.index(d) for d in "HW")
+        self.others = (0, *self.space)
+        self.shape = tuple(-1 if d == "C" else 1 for d in layout)
 
-def batch_norm(p: Params, name: str, x: Any, state: Params, train: bool) -> Any:
-    """Writes the new running statistics to `state` when training."""
-    if train:
-        mean = x.mean((0, 1, 2))
-        variance = jnp.square(x - mean).mean((0, 1, 2))
-        n = x.size // x.shape[-1]
-        for key, new in (("running_mean", mean), ("running_var", variance * (n / (n - 1)))):
-            state[f"{name}.{key}"] = 0.9 * p[f"{name}.{key}"] + 0.1 * new
-        state[f"{name}.num_batches_tracked"] = p[f"{name}.num_batches_tracked"] + 1
-    else:
-        mean, variance = p[f"{name}.running_mean"], p[f"{name}.running_var"]
-    scale = jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"]
-    return (x - mean) * scale + p[f"{name}.bias"]
+    def spread(self, *sizes: int) -> tuple[int, ...]:
+        """Sizes along H and W as sizes along all dimensions."""
+        return tuple(sizes[self.space.index(i)] if i in self.space else 1 for i in range(4))
+
+    def conv(self, p: Params, name: str, x: Any, stride: int, pad: int) -> Any:
+        w = p[f"{name}.weight"]
+        return jax.lax.conv_general_dilated(
+            x, w, (stride, stride), [(pad, pad)] * 2, dimension_numbers=self.dims
+        )
+
+    def norm(self, p: Params, name: str, x: Any, state: Params, train: bool) -> Any:
+        """Batch norm. Writes the new running statistics to `state` when training."""
+        if train:
+            mean = x.mean(self.others)
+            variance = jnp.square(x - mean.reshape(self.shape)).mean(self.others)
+            n = x.size // mean.size
+            for key, new in (("running_mean", mean), ("running_var", variance * (n / (n - 1)))):
+                state[f"{name}.{key}"] = 0.9 * p[f"{name}.{key}"] + 0.1 * new
+            state[f"{name}.num_batches_tracked"] = p[f"{name}.num_batches_tracked"] + 1
+        else:
+            mean, variance = p[f"{name}.running_mean"], p[f"{name}.running_var"]
+        scale = jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"]
+        x = (x - mean.reshape(self.shape)) * scale.reshape(self.shape)
+        return x + p[f"{name}.bias"].reshape(self.shape)
+
+    def __call__(self, size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
+        state: Params = {}
+
+        def norm(name: str, x: Any) -> Any:
+            return self.norm(p, name, x, state, train)
+
+        x = jax.nn.relu(norm("bn", self.conv(p, "conv", x, 2, 3)))
+        pads = [(1, 1) if i in self.space else (0, 0) for i in range(4)]
+        window, strides = self.spread(3, 3), self.spread(2, 2)
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, pads)
+        for i in range(2 * len(size.cnn_widths)):
+            name, stride = f"blocks.{i}", 2 if i % 2 == 0 and i > 0 else 1
+            y = jax.nn.relu(norm(f"{name}.bn1", self.conv(p, f"{name}.conv1", x, stride, 1)))
+            y = norm(f"{name}.bn2", self.conv(p, f"{name}.conv2", y, 1, 1))
+            if f"{name}.down.weight" in p:
+                x = norm(f"{name}.bn3", self.conv(p, f"{name}.down", x, stride, 0))
+            x = jax.nn.relu(y + x)
+        return linear(p, "head", x.mean(self.space)), state
 
 
 def mlp(size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
@@ -69,25 +101,6 @@ def mlp(size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
     for i in range(0, last, 2):
         x = jax.nn.gelu(linear(p, str(i), x), approximate=False)
     return linear(p, str(last), x), {}
-
-
-def resnet(size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
-    state: Params = {}
-
-    def norm(name: str, x: Any) -> Any:
-        return batch_norm(p, name, x, state, train)
-
-    x = jax.nn.relu(norm("bn", conv(p, "conv", x, 2, 3)))
-    window = ((0, 0), (1, 1), (1, 1), (0, 0))
-    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), window)
-    for i in range(2 * len(size.cnn_widths)):
-        name, stride = f"blocks.{i}", 2 if i % 2 == 0 and i > 0 else 1
-        y = jax.nn.relu(norm(f"{name}.bn1", conv(p, f"{name}.conv1", x, stride, 1)))
-        y = norm(f"{name}.bn2", conv(p, f"{name}.conv2", y, 1, 1))
-        if f"{name}.down.weight" in p:
-            x = norm(f"{name}.bn3", conv(p, f"{name}.down", x, stride, 0))
-        x = jax.nn.relu(y + x)
-    return linear(p, "head", x.mean((1, 2))), state
 
 
 def gpt(size: Size, p: Params, ids: Any, train: bool) -> tuple[Any, Params]:
@@ -161,7 +174,7 @@ def adamw(p: Any, g: Any, m: Any, v: Any, step: Any) -> tuple[Any, Any, Any]:
     return p - 1e-4 / (1 - 0.9**step) * m / denominator, m, v
 
 
-MODELS = {"MLP": mlp, "CNN": resnet, "GPT": gpt}
+MODELS = {"MLP": mlp, "CNN": ResNet("NCHW"), "CNN NHWC": ResNet("NHWC"), "GPT": gpt}
 
 
 def phase(name: str, which: str, size: Size, tensors: Params, x: Any, y: Any) -> Callable[[], Any]:
@@ -178,7 +191,7 @@ def phase(name: str, which: str, size: Size, tensors: Params, x: Any, y: Any) ->
             return out
 
         return run
-    if name == "CNN":
+    if name == "CNN NHWC":
         x = x.transpose(0, 2, 3, 1)
     model = MODELS[name]
     if which == "forward":

@@ -25,6 +25,8 @@ CASES = (
     ("MLP", "train step"),
     ("CNN", "forward"),
     ("CNN", "train step"),
+    ("CNN NHWC", "forward"),
+    ("CNN NHWC", "train step"),
     ("GPT", "forward"),
     ("GPT", "train step"),
     ("SmolLM2", "decode"),
@@ -32,6 +34,7 @@ CASES = (
 TITLES = {
     "MLP": "MLP",
     "CNN": "ResNet-18",
+    "CNN NHWC": "ResNet-18, JAX NHWC",
     "GPT": "GPT-2, 12 layers",
     "SmolLM2": "SmolLM2-135M",
 }
