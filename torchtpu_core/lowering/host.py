@@ -16,7 +16,10 @@ _OPERATORS: dict[str, str] = {
         unique_dim_consecutive bincount repeat_interleave.Tensor
     """,
     _BITS: "hash_tensor",
-    _ASSERT: "_validate_compressed_sparse_indices _assert_async _assert_async.msg _functional_assert_async.msg",
+    _ASSERT: """
+        _assert_async _assert_async.msg _functional_assert_async.msg
+        _validate_compressed_sparse_indices
+    """,
     _EDGES: """
         histogram.bin_ct histogram.bins_tensor _histogramdd_bin_edges _histogramdd_from_bin_cts
         _histogramdd_from_bin_tensors

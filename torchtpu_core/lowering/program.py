@@ -390,7 +390,9 @@ def _is_small(metas: Sequence[Any]) -> bool:
 
 def _mixes_floats(args: Sequence[Any]) -> bool:
     dtypes = {t.dtype for t in _specs(list(args)) if not t.host}
-    return sum(d.is_floating_point or d.is_complex for d in dtypes) > 1
+    kinds = [d for d in dtypes if d.is_floating_point or d.is_complex]
+    # float8 comes with scales of another dtype, and meta kernels do refuse to promote it
+    return len(kinds) > 1 and all(d.itemsize > 1 for d in kinds)
 
 
 def _is_rarely_supported(args: Sequence[Any]) -> bool:

@@ -87,6 +87,31 @@ def _scaled_mm(
     return out
 
 
+@lowering("_scaled_mm_v2")
+def _scaled_mm_v2(
+    b,
+    x,
+    y,
+    scale_a,
+    recipe_a,
+    swizzle_a,
+    scale_b,
+    recipe_b,
+    swizzle_b,
+    bias,
+    out_dtype,
+    contraction_dim=(),
+    use_fast_accum=False,
+):
+    """The same with lists of scales, of which one level without swizzling is supported."""
+    if len(scale_a) != 1 or len(scale_b) != 1 or any([*swizzle_a, *swizzle_b]):
+        raise NotImplementedError(
+            "aten::_scaled_mm_v2: scales of several levels and swizzled scales are not supported; "
+            "pass one scale for each matrix with SwizzleType.NO_SWIZZLE"
+        )
+    return _with_bias(b, _scaled_product(b, x, y, scale_a[0], scale_b[0]), bias)
+
+
 @lowering("_weight_int8pack_mm")
 def _weight_int8pack_mm(b, x, w, scales):
     """(M, K) floats @ (N, K) int8, transposed, times scales (N,)."""
@@ -94,8 +119,8 @@ def _weight_int8pack_mm(b, x, w, scales):
     return (out * b.expand(scales.to(out.dtype), out.shape)).to(x.dtype)
 
 
-# An int4 weight of (N, K) packs to whatever a device likes, in a shape that PyTorch fixes. Here: two
-# values a byte, the first in the high half, row by row.
+# An int4 weight of (N, K) packs to whatever a device likes, in a shape that PyTorch fixes. Here:
+# two values a byte, the first in the high half, row by row.
 
 
 @lowering("_convert_weight_to_int4pack")
@@ -163,19 +188,13 @@ def _channel(b: Builder, v: Operand, x: Value, axis: int | None, dtype: str) -> 
     return b.broadcast_in_dim(v.to(dtype), x.shape, (axis,))
 
 
-def _inverse(b: Builder, scale: Operand) -> Operand:
-    """1 / scale in float32, as on CPU."""
-    if not isinstance(scale, Value):
-        scale = b.constant(scale, "f32")
-    return 1.0 / scale.to("f32")
-
-
 def _quantize(b, x, scale, zero, low, high, axis):
     """(quantized value before clamping, as float; scale; zero point), all of the shape of `x`."""
     dtype = opmath(x.dtype)
     x = x.to(dtype)
+    scale = b.lift(scale, "f32").to("f32")  # as on CPU, whatever the dtype of x
     floating = isinstance(zero, Value) and zero.dtype.startswith(("f", "bf"))
-    inverse = _channel(b, _inverse(b, scale), x, axis, dtype)
+    inverse = _channel(b, 1.0 / scale, x, axis, dtype)
     z = _channel(b, zero, x, axis, dtype)
     scaled = x * inverse
     if floating:

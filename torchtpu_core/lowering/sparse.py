@@ -23,7 +23,7 @@ def _csr_to_coo(
 ) -> Value:
     """(..., m + 1) and (..., nnz) -> (d, N): the row and column of each of the N entries, after its
     place in the batch; `transpose` swaps row and column."""
-    m, nnz = crow.shape[-1] - 1, col.shape[-1]
+    m = crow.shape[-1] - 1
     batch = col.shape[:-1]
     ends = b.slice_dim(crow, -1, 1, m + 1)
     entry = b.iota(crow.dtype, col.shape, col.ndim - 1)

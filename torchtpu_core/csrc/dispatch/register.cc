@@ -13,12 +13,17 @@ namespace {
 
 // Views are metadata, in place or not: PyTorch's own kernels make them, also those that its schemas
 // do not show as views (native_names). An operator with a composite (implicit) kernel decomposes
-// above the backend, where autograd sees it.
+// above the backend, where autograd sees it; so does one that answers a question about its tensors
+// (is_same_size).
 bool wants_boxed(const c10::OperatorHandle& op) {
   if (!op.hasSchema() || op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
     return false;
   if (op.hasTag(at::Tag::inplace_view)) return false;
-  for (const auto& r : op.schema().returns()) {
+  const auto& returns = op.schema().returns();
+  const bool answers = returns.size() == 1 && returns[0].type()->kind() == c10::TypeKind::BoolType;
+  if (answers && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
+    return false;
+  for (const auto& r : returns) {
     if (r.alias_info() != nullptr && !r.alias_info()->isWrite()) return false;
   }
   return true;
