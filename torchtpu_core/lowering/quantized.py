@@ -208,7 +208,7 @@ def _quantize(b, x, scale, zero, low, high, axis):
 def _fake_quantize(b, x, scale, zero, low, high, axis=None):
     q, s, z = _quantize(b, x, scale, zero, low, high, axis)
     lo, hi = (b.constant(v, q.dtype, q.shape) for v in (low, high))
-    out = ((b.clamp(lo, q, hi) - z) * s).to(x.dtype)
+    out = ((b.clamp(lo, q, hi) - z).to("f32") * s.to("f32")).to(x.dtype)  # rounded as on CPU
     return out, b.compare(q, lo, "GE") & b.compare(q, hi, "LE")
 
 
