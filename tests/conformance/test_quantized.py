@@ -54,24 +54,31 @@ def test_scaled_mm_with_a_float8_result(assert_same: Any) -> None:
 
 
 @pytest.mark.parametrize("blocks", [(2, 256), (2, 2)], ids=["1x128", "128x128"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_scaled_mm_with_scales_of_blocks(version: int, blocks: tuple[int, int]) -> None:
+def test_scaled_mm_with_scales_of_blocks(blocks: tuple[int, int]) -> None:
     """Which the CPU lacks: against the product of scaled matrices."""
     x, y = _randn(128, 256).to(E4M3), _randn(256, 256, seed=1).to(E4M3)
     a, b = _randn(128, 2).abs(), _randn(*blocks, seed=3).abs()
     left = x.float() * a.repeat_interleave(128, 1)
     right = y.float() * b.repeat_interleave(128, 0).repeat_interleave(256 // blocks[1], 1)
     x, y, a, b = (t.to("tpu") for t in (x, y.t().contiguous(), a, b))
-    y = y.t()  # PyTorch checks these kinds of scales for column-major matrices only
-    if version == 1:
-        got = torch._scaled_mm(x, y, a, b, out_dtype=torch.float32)
-    else:
-        kinds = torch.nn.functional.ScalingType
-        recipe = kinds.BlockWise128x128 if blocks[1] == 2 else kinds.BlockWise1x128
-        got = torch.nn.functional.scaled_mm(
-            *(x, y, a, kinds.BlockWise1x128, b, recipe), output_dtype=torch.float32
-        )
+    # PyTorch checks these kinds of scales for column-major matrices only
+    got = torch._scaled_mm(x, y.t(), a, b, out_dtype=torch.float32)
     torch.testing.assert_close(got.cpu(), left @ right, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["TensorWise", "RowWise"])
+def test_functional_scaled_mm(kind: str, assert_same: Any) -> None:
+    recipe = getattr(torch.nn.functional.ScalingType, kind)
+    scales = (
+        (_randn(32, 1).abs(), _randn(1, 16).abs())
+        if kind == "RowWise"
+        else (torch.tensor(2.0), torch.tensor(0.5))
+    )
+
+    def product(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.nn.functional.scaled_mm(x, y.t(), a, recipe, b, recipe)
+
+    assert_same(product, _randn(32, 64).to(E4M3), _randn(16, 64, seed=1).to(E4M3), *scales)
 
 
 def test_scaled_mm_names_scales_it_lacks() -> None:
@@ -79,6 +86,12 @@ def test_scaled_mm_names_scales_it_lacks() -> None:
     a, b = (torch.ones(n).to(torch.float8_e8m0fnu).to("tpu") for n in (1024, 2048))
     with pytest.raises(NotImplementedError, match=r"a scale of shape \(1024,\).*not swizzled"):
         torch._scaled_mm(x, y.t(), a, b, out_dtype=torch.bfloat16)
+    kinds = torch.nn.functional.ScalingType
+    swizzle = torch.nn.functional.SwizzleType.SWIZZLE_32_4_4
+    with pytest.raises(NotImplementedError, match="scales of blocks.*TensorWise"):
+        torch.nn.functional.scaled_mm(
+            *(x, y.t(), a, kinds.BlockWise1x32, b, kinds.BlockWise1x32, swizzle, swizzle)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -165,6 +165,16 @@ def test_gradients_of_a_product(make: Callable[..., torch.Tensor], assert_same: 
     assert_same(gradients, TALL)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_gradients_of_a_reduced_product(reduce: str, assert_same: Any) -> None:
+    def gradients(y: torch.Tensor) -> list[torch.Tensor]:
+        matrix, y = csr(y).requires_grad_(), y.requires_grad_()
+        torch.sparse.mm(matrix, y, reduce).sin().sum().backward()
+        return [matrix.grad, y.grad]
+
+    assert_same(gradients, TALL)
+
+
 def test_gradient_through_to_sparse(assert_same: Any) -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:
         x = x.requires_grad_()

@@ -103,11 +103,12 @@ def _scaled_mm_v2(
     contraction_dim=(),
     use_fast_accum=False,
 ):
-    """The same with lists of scales, of which one level without swizzling is supported."""
-    if len(scale_a) != 1 or len(scale_b) != 1 or any([*swizzle_a, *swizzle_b]):
+    """The same for ScalingType.TensorWise (0) and RowWise (1); the layouts of the others are those
+    of one vendor's kernels."""
+    if any(kind > 1 for kind in [*recipe_a, *recipe_b]):
         raise NotImplementedError(
-            "aten::_scaled_mm_v2: scales of several levels and swizzled scales are not supported; "
-            "pass one scale for each matrix with SwizzleType.NO_SWIZZLE"
+            "aten::_scaled_mm_v2: scales of blocks are not supported; use ScalingType.TensorWise "
+            "or RowWise, or torch._scaled_mm with scales of (M, K / 128) and (K / 128, N / 128)"
         )
     return _with_bias(b, _scaled_product(b, x, y, scale_a[0], scale_b[0]), bias)
 

@@ -62,7 +62,10 @@ void upstream(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 c10::IValue to_host(const c10::IValue& x) {
-  if (x.isTensor() && x.toTensor().defined()) return x.toTensor().cpu();
+  if (x.isTensor() && x.toTensor().defined()) {
+    // Some kernels ask it, to know whether a gradient will need more of their results.
+    return x.toTensor().cpu().detach().set_requires_grad(x.toTensor().requires_grad());
+  }
   if (x.isDevice() && x.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
   return x;
 }
@@ -74,6 +77,7 @@ void on_host(const c10::OperatorHandle& op, Stack* stack) {
   const size_t n = schema.arguments().size();
   const std::vector<c10::IValue> args(stack->end() - n, stack->end());
   torch::jit::drop(*stack, n);
+  const at::AutoDispatchBelowAutograd guard;
   Stack host;
   std::optional<c10::Device> device;
   for (const auto& x : args) {
@@ -86,7 +90,7 @@ void on_host(const c10::OperatorHandle& op, Stack* stack) {
     const auto* alias = schema.returns()[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) {
       const bool moves = host[i].isTensor() && host[i].toTensor().defined();
-      stack->push_back(moves ? c10::IValue(host[i].toTensor().to(*device)) : host[i]);
+      stack->push_back(moves ? c10::IValue(host[i].toTensor().detach().to(*device)) : host[i]);
       continue;
     }
     for (size_t a = 0; a < n; ++a) {
