@@ -163,3 +163,18 @@ def test_open_sizes():
             x = torch.randn(length, 8, device="tpu")
             torch.testing.assert_close(compiled(x), blocks(x), rtol=1e-4, atol=1e-5)
     assert len(texts) == 2 and all(functions(t) for t in texts)
+
+
+def test_operators_of_many_tensors():
+    """Values of a shared piece may be lists."""
+
+    def fn(xs):
+        for _ in range(5):
+            xs = torch._foreach_add(torch._foreach_sin(xs), torch._foreach_exp(xs))
+        return xs
+
+    xs = [torch.randn(3, device="tpu") for _ in range(4)]
+    with program_texts() as texts:
+        out = torch.compile(fn, backend="tpu", fullgraph=True)(xs)
+    torch.testing.assert_close(out, fn(xs))
+    assert functions(texts[0])

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 @dataclass
 class _Function:
     """name: in the module; results: for each result its type, or what it is if no tensor;
-    row_major: as the Values' own; blocks: of random bits that a call draws; random: whether the
-    random state is the last argument.
+    row_major: as the Values' own; structure: of the results, which may hold lists; blocks: of
+    random bits that a call draws; random: whether the random state is the last argument.
     """
 
     name: str
     results: list[Any]
     row_major: list[bool]
+    structure: pytree.TreeSpec
     blocks: int
     random: bool
 
@@ -55,7 +56,7 @@ def call(walk: Interpreter, gm: torch.fx.GraphModule, name: str, args: Sequence[
         if isinstance(v, Value):
             v.row_major = row_major
         out.append(v)
-    return out
+    return pytree.tree_unflatten(out, function.structure)
 
 
 def _signature(x: Any) -> Any:
@@ -79,14 +80,15 @@ def _emit(walk: Interpreter, gm: torch.fx.GraphModule, name: str, args: Sequence
         arg = next(feed)
         arg.weak, arg.row_major = x.weak, x.row_major
         inner.append(arg)
-    results = walk.inside(b, gm).run(pytree.tree_unflatten(inner, spec))
-    results = list(results) if isinstance(results, (list, tuple)) else [results]
+    out = walk.inside(b, gm).run(pytree.tree_unflatten(inner, spec))
+    results, structure = pytree.tree_flatten(list(out) if isinstance(out, tuple) else out)
     random = random_input(b) is not None
     b.finish([v for v in results if isinstance(v, Value)])
     return _Function(
         b.name,
         [v.type if isinstance(v, Value) else v for v in results],
         [isinstance(v, Value) and v.row_major for v in results],
+        structure,
         random_blocks(b),
         random,
     )
