@@ -43,6 +43,15 @@ def stats() -> dict[str, Any]:
     return _C.stats() | {"graphs": recompiles.report() if recompiles else {}}
 
 
+def export_stablehlo(program: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    """The StableHLO of a torch.export program, or of a module exported with `args`: see
+    compile/export.py.
+    """
+    from torchtpu_core.compile import export
+
+    return export.export_stablehlo(program, args, kwargs)
+
+
 def reset_stats() -> None:
     """Sets the counters of `stats` to zero."""
     import torchtpu_core._C as _C
