@@ -88,7 +88,7 @@ def test_scaled_mm_names_scales_it_lacks() -> None:
         torch._scaled_mm(x, y.t(), a, b, out_dtype=torch.bfloat16)
     kinds = torch.nn.functional.ScalingType
     swizzle = torch.nn.functional.SwizzleType.SWIZZLE_32_4_4
-    with pytest.raises(NotImplementedError, match="scales of blocks.*TensorWise"):
+    with pytest.raises(NotImplementedError, match=r"scales of blocks.*TensorWise"):
         torch.nn.functional.scaled_mm(
             *(x, y.t(), a, kinds.BlockWise1x32, b, kinds.BlockWise1x32, swizzle, swizzle)
         )
