@@ -16,6 +16,7 @@ MEANINGS = {
     "composite": "PyTorch's composite kernel: runs as the operators it calls",
     "view": "metadata alone; launches nothing",
     "native": "the device's own kernel: allocation, copies, sizes, reading a number",
+    "sparse": "the device's kernel for sparse tensors",
     "host": "the CPU kernel, between counted transfers",
     "unsupported": "raises NotImplementedError with the reason",
 }
@@ -55,7 +56,10 @@ def status(name: str) -> Status:
     if kind == program.HOST:
         functional = registry.name_of(variant.functional) if variant else ""
         return Status("host", host.REASONS.get(registry.name_of(op)) or host.REASONS[functional])
+    if any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in _SPARSE_KEYS):
+        return Status("sparse")
     return Status("unsupported", unsupported.reason(name))
 
 
 _NATIVE = frozenset(_C.native_operators())
+_SPARSE_KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")

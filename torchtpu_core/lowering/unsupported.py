@@ -27,6 +27,7 @@ _CONV = "it is the CPU's or cuda's private way to convolve; torch.nn.functional.
 _TESTS = "it exists for PyTorch's own tests"
 _INTERNAL = "it is internal to another backend or to autograd and never reaches a device"
 _LEGACY = "it is a legacy entry that no public function calls"
+_CUDA = "PyTorch has it for cuda alone"
 _FILE = "it maps a file into host memory; load on the CPU and move the tensor with .to('tpu')"
 
 #: (pattern of the name without namespace, overload included; reason); the first that matches counts
@@ -52,6 +53,8 @@ _KINDS: tuple[tuple[str, str], ...] = (
      r"|_(conj|neg_view|.*)_copy$|_resize_output_|is_set_to|_local_scalar_dense|record_stream"
      r"|set_|equal", _INTERNAL),
     (r"from_file", _FILE),
+    (r"_scaled_grouped_mm", _CUDA + "; use torch._grouped_mm, or torch._scaled_mm for each group"),
+    (r"_philox", _CUDA + "; use a torch.Generator of the device"),
 )  # fmt: skip
 
 
