@@ -47,9 +47,13 @@ def _zero(b, x):
 
 @lowering("masked_fill.Scalar", "masked_fill.Tensor", runtime=("value",))
 def _masked_fill(b, x, mask, value):
+    if mask.dtype != "i1":
+        raise RuntimeError(
+            f"masked_fill_ only supports boolean masks, but got mask with dtype {mask.dtype}"
+        )
     if isinstance(value, Value) and value.dtype in T.COMPLEX and x.dtype not in T.COMPLEX:
         raise RuntimeError(f"value cannot be converted to type {x.dtype} without overflow")
-    return b.select(mask.to("i1"), b.lift(value, x.dtype), x)
+    return b.select(mask, b.lift(value, x.dtype), x)
 
 
 @lowering("view_as_real_copy")

@@ -168,8 +168,32 @@ def _is_mask(index: Value | None) -> bool:
     return index is not None and index.dtype in ("i1", "ui8")
 
 
+_INDEX_DTYPES = ("i64", "i32", "i1", "ui8")
+
+
+def _check_indices(x: Value, indices: Sequence[Value | None]) -> None:
+    """IndexError for index tensors of a wrong dtype, and masks of another shape than what they
+    mask (messages as in ATen/native/IndexingUtils.h).
+    """
+    dim = 0
+    for index in indices:
+        if index is None:
+            dim += 1
+            continue
+        if index.dtype not in _INDEX_DTYPES:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        n = index.ndim if _is_mask(index) else 1
+        if _is_mask(index) and index.shape != x.shape[dim : dim + n]:
+            raise IndexError(
+                f"The shape of the mask {list(index.shape)} at index {dim} does not match the "
+                f"shape of the indexed tensor {list(x.shape)} at index {dim}"
+            )
+        dim += n
+
+
 @lowering("index.Tensor", "_unsafe_index.Tensor")
 def _index(b, x, indices):
+    _check_indices(x, indices)
     if any(map(_is_mask, indices)):
         raise NotImplementedError(
             "aten::index.Tensor with a mask: the shape of the result depends on the data"
@@ -201,6 +225,7 @@ def _put_mask(
 
 @lowering("index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(b, x, indices, values, accumulate=False, unsafe=False):
+    _check_indices(x, indices)
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if any(_is_mask(i) for _, i in given):
         if len(given) == 1 and given[0][1].ndim:
