@@ -6,6 +6,8 @@ from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.shapes import Shapes
 from torchtpu_core.stablehlo.value import Operand, Value, broadcast_shapes
 
+# XLA crashes on the remainder of complex numbers, and gives the others an order of its own.
+_ORDERED = frozenset(("remainder", "maximum", "minimum"))
 _BITWISE = frozenset(
     ("and", "or", "xor", "shift_left", "shift_right_arithmetic", "shift_right_logical")
 )
@@ -24,6 +26,8 @@ class Elementwise(Shapes):
             raise TypeError(f"{name}: operand types differ: {x.type} and {y.type}")
         if name in _BITWISE and (x.dtype in T.FLOATS or x.dtype in T.COMPLEX):
             raise TypeError(f"{name}: no bits of {x.type} are meant by this")
+        if name in _ORDERED and (x.dtype in T.COMPLEX or (name, x.dtype) == ("remainder", "i1")):
+            raise NotImplementedError(f"{name} not implemented for {x.dtype}")
         return self._one(name if "." in name else f"stablehlo.{name}", [x, y], x.dtype, x.shape)
 
     def add(self, x: Value, y: Value) -> Value:
@@ -121,6 +125,8 @@ class Elementwise(Shapes):
         """direction: EQ NE GE GT LE LT. Floats compare as in IEEE 754: with NaN only NE is true."""
         if x.dtype != y.dtype or x.shape != y.shape:
             raise TypeError(f"compare: operand types differ: {x.type} and {y.type}")
+        if x.dtype in T.COMPLEX and direction not in ("EQ", "NE"):
+            raise NotImplementedError(f"{direction} not implemented for {x.dtype}")
         kind = (
             "FLOAT"
             if x.dtype in T.FLOATS or x.dtype in T.COMPLEX

@@ -1,0 +1,1 @@
+"""Properties that hold for any input, searched by hypothesis; the same examples in every run."""
