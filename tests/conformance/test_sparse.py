@@ -246,3 +246,21 @@ def test_errors_name_what_is_wrong() -> None:
         coo(x).sort()
     with pytest.raises(RuntimeError, match="size is inconsistent with indices"):
         torch.sparse_coo_tensor(INDICES.to("tpu"), VALUES.to("tpu"), (2, 2), check_invariants=True)
+
+
+def test_the_cpu_fallback_takes_sparse_tensors() -> None:
+    x = DENSE.to("tpu")
+    torch.tpu.set_cpu_fallback(True)
+    try:
+        assert torch.equal(
+            coo(x).coalesce().log1p().to_dense().cpu(), coo(DENSE).log1p().to_dense()
+        )
+        with pytest.raises(NotImplementedError):  # nor has the CPU
+            coo(x).sort()
+        nested = torch.nested.nested_tensor([x, x[:2]])
+        before = torchtpu_core.stats()["fallbacks"]
+        [sums, _] = nested.sum(-1, keepdim=True).unbind()
+        assert torchtpu_core.stats()["fallbacks"] == before + 1
+        torch.testing.assert_close(sums.cpu(), DENSE.sum(-1, keepdim=True))
+    finally:
+        torch.tpu.set_cpu_fallback(False)

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "../dispatch/boxed.h"
+#include "../dispatch/stats.h"
 #include "sparse.h"
 
 namespace torchtpu::layouts {
@@ -61,10 +62,17 @@ void upstream(const c10::OperatorHandle& op, Stack* stack) {
   c10::Dispatcher::singleton().callBoxedForDispatchKey(op, key, stack);
 }
 
+// Some kernels ask requires_grad, to know whether a gradient will need more of their results.
+at::Tensor host_copy(const at::Tensor& t) {
+  return t.defined() ? t.cpu().detach().set_requires_grad(t.requires_grad()) : t;
+}
+
 c10::IValue to_host(const c10::IValue& x) {
-  if (x.isTensor() && x.toTensor().defined()) {
-    // Some kernels ask it, to know whether a gradient will need more of their results.
-    return x.toTensor().cpu().detach().set_requires_grad(x.toTensor().requires_grad());
+  if (x.isTensor()) return host_copy(x.toTensor());
+  if (x.isTensorList()) {
+    c10::List<at::Tensor> copies;
+    for (const at::Tensor& t : x.toTensorVector()) copies.push_back(host_copy(t));
+    return copies;
   }
   if (x.isDevice() && x.toDevice().is_privateuseone()) return c10::Device(c10::kCPU);
   return x;
@@ -79,9 +87,14 @@ void on_host(const c10::OperatorHandle& op, Stack* stack) {
   torch::jit::drop(*stack, n);
   const at::AutoDispatchBelowAutograd guard;
   Stack host;
-  std::optional<c10::Device> device;
+  c10::Device device(c10::DeviceType::PrivateUse1, 0);
   for (const auto& x : args) {
-    if (x.isTensor() && x.toTensor().is_privateuseone()) device = x.toTensor().device();
+    const auto tensors = x.isTensor()       ? std::vector<at::Tensor>{x.toTensor()}
+                         : x.isTensorList() ? x.toTensorVector()
+                                            : std::vector<at::Tensor>{};
+    for (const at::Tensor& t : tensors) {
+      if (t.defined() && t.is_privateuseone()) device = t.device();
+    }
     host.push_back(to_host(x));
   }
   const Stack given = host;
@@ -90,7 +103,7 @@ void on_host(const c10::OperatorHandle& op, Stack* stack) {
     const auto* alias = schema.returns()[i].alias_info();
     if (alias == nullptr || !alias->isWrite()) {
       const bool moves = host[i].isTensor() && host[i].toTensor().defined();
-      stack->push_back(moves ? c10::IValue(host[i].toTensor().detach().to(*device)) : host[i]);
+      stack->push_back(moves ? c10::IValue(host[i].toTensor().detach().to(device)) : host[i]);
       continue;
     }
     for (size_t a = 0; a < n; ++a) {
@@ -118,20 +131,29 @@ void recompress(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(*stack);
 }
 
+// What is said of an operator without a kernel for a layout: the layout, and the way out.
+std::pair<const char*, const char*> lacking(DispatchKey key) {
+  constexpr const char* dense = ".to_dense() it, or move it with .cpu()";
+  switch (key) {
+    case DispatchKey::SparsePrivateUse1:
+      return {"sparse COO", dense};
+    case DispatchKey::SparseCsrPrivateUse1:
+      return {"sparse compressed", dense};
+    case DispatchKey::NestedTensorPrivateUse1:
+      return {"strided nested", "make the nested tensor with layout=torch.jagged"};
+    default:
+      return {"quantized", "use int8 tensors and scales (torch._int_mm, torch._scaled_mm)"};
+  }
+}
+
 template <DispatchKey key>
 void missing(const c10::OperatorHandle& op, Stack* stack) {
-  unsupported(op, stack,
-              std::string("it has no kernel for ") +
-                  (key == DispatchKey::SparsePrivateUse1      ? "sparse COO"
-                   : key == DispatchKey::SparseCsrPrivateUse1 ? "sparse compressed"
-                   : key == DispatchKey::QuantizedPrivateUse1 ? "quantized"
-                                                              : "strided nested") +
-                  " tensors" +
-                  (key == DispatchKey::NestedTensorPrivateUse1
-                       ? "; make the nested tensor with layout=torch.jagged"
-                   : key == DispatchKey::QuantizedPrivateUse1
-                       ? "; use int8 tensors and scales (torch._int_mm, torch._scaled_mm)"
-                       : "; .to_dense() it, or move it with .cpu()"));
+  if (cpu_fallback_enabled() && key != DispatchKey::QuantizedPrivateUse1) {
+    count_fallback(op.operator_name().name);
+    return on_host(op, stack);
+  }
+  const auto [layout, way_out] = lacking(key);
+  unsupported(op, stack, std::string("it has no kernel for ") + layout + " tensors; " + way_out);
 }
 
 // Reuses the kernels of `reference`, the same layout on the CPU, as the tables say.
