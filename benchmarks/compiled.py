@@ -2,6 +2,9 @@
 passes, train steps and decoding; what a cold and a warm start of a train step take; and what
 calling a compiled graph with 300 parameters costs the host.
 
+`jax` is JAX on the PJRT plugin that `tpu` runs on; `jaxlib` is JAX on its own CPU backend, whose
+XLA has other kernels (YNNPACK) for products and convolutions.
+
 The peers take turns, one repetition each, so that other work on the machine disturbs them alike;
 a ratio is the median over the repetitions.
 """
@@ -19,7 +22,7 @@ from typing import Any
 
 from benchmarks import _measure
 
-PEERS = ("tpu", "jax", "cpu")
+PEERS = ("tpu", "jax", "jaxlib", "cpu")
 CASES = (
     ("MLP", "forward"),
     ("MLP", "train step"),
@@ -43,8 +46,19 @@ RATIO_JAX, RATIO_CPU, COLD_RATIO, WARM_SECONDS = 1.05, 1.0, 1.2, 2.0
 REPEATS = 7
 RUN_SECONDS = 0.3
 PARAMETERS, TARGET_US = 300, 60.0
-# JAX is a peer on the same CPU, whatever else it could use; XLA's log is not ours to print.
-_JAX_ENV = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def environment(peer: str) -> dict[str, str]:
+    """What the process of a peer needs: JAX's platform; XLA's log is not ours to print."""
+    from torchtpu_core import plugin
+
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    if peer == "jaxlib":
+        return quiet | {"JAX_PLATFORMS": "cpu"}
+    if peer == "jax":
+        library = {"PJRT_NAMES_AND_LIBRARY_PATHS": f"plugin:{plugin.find().path}"}
+        return quiet | library | {"JAX_PLATFORMS": "plugin"}
+    return {}
 
 
 def phase_torch(peer: str, name: str, which: str, size: Any) -> Callable[[], Any]:
@@ -81,7 +95,7 @@ def prepare(peer: str, name: str, which: str, fast: bool) -> tuple[Callable[[], 
     from benchmarks import _models
 
     size = _models.FAST if fast else _models.FULL
-    if peer != "jax":
+    if not peer.startswith("jax"):
         return phase_torch(peer, name, which, size), lambda t: float(t.float().square().mean())
     from benchmarks import _models_jax
 
@@ -125,7 +139,7 @@ class Worker:
         self.process = subprocess.Popen(
             command + ["--fast"] * fast,
             cwd=_measure.ROOT,
-            env=os.environ | (_JAX_ENV if peer == "jax" else {}),
+            env=os.environ | environment(peer),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -181,10 +195,9 @@ def measure_start(peer: str, fast: bool) -> dict[str, float]:
         theirs = {
             "JAX_COMPILATION_CACHE_DIR": cache,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            **_JAX_ENV,
         }
         args = ["-m", "benchmarks.compiled", "--start", peer] + ["--fast"] * fast
-        env = theirs if peer == "jax" else ours
+        env = environment(peer) | (ours if peer == "tpu" else theirs)
         return {state: _measure.child(args, env) for state in ("cold", "warm")}
 
 
@@ -333,7 +346,8 @@ def main() -> int:
         print(json.dumps(first_step(args.start, args.fast) if args.start else measure_overhead()))
         return 0
 
-    peers = _measure.present(PEERS)
+    found = _measure.present(("tpu", "jax", "cpu"))
+    peers = [peer for peer in PEERS if peer.removesuffix("lib") in found]
     if "tpu" not in peers:
         return 1
     cases = [case for case in CASES if args.only in " ".join(case)]
