@@ -38,7 +38,7 @@ TITLES = {
     "MLP": "MLP",
     "CNN": "ResNet-18",
     "CNN NHWC": "ResNet-18, JAX NHWC",
-    "GPT": "GPT-2, 12 layers",
+    "GPT": "GPT-2",
     "SmolLM2": "SmolLM2-135M",
 }
 #: the step time of a peer's, and the times to the end of the first step, that are aimed at
@@ -173,7 +173,8 @@ def measure(peers: list[str], cases: list[tuple[str, str]], fast: bool) -> dict[
             raise AssertionError(f"{case}: the peers' results differ: {dict(zip(peers, values))}")
         n = {p: max(1, int(RUN_SECONDS * 1e3 / w.ask(1))) for p, w in workers.items()}
         rounds = [{p: w.ask(n[p]) for p, w in workers.items()} for _ in range(REPEATS)]
-        figures[f"{TITLES[case[0]]}: {case[1]}"] = {
+        small = " (small)" if fast else ""
+        figures[f"{TITLES[case[0]]}{small}: {case[1]}"] = {
             peer: {
                 "first_s": first[peer]["first_s"],
                 "ms": _measure.median([r[peer] for r in rounds]),
