@@ -30,7 +30,7 @@ def run_text(client, program, feed):
     buffers = [
         client.buffer(np.ascontiguousarray(t.detach().cpu().numpy()), _type(t)) for t in feed
     ]
-    outs = executable.execute(buffers)
+    outs = executable.execute(buffers, device=0)
     return [
         torch.frombuffer(bytearray(o.to_bytes()), dtype=r.dtype).reshape(r.shape)
         for o, r in zip(outs, program.results, strict=True)
@@ -38,7 +38,7 @@ def run_text(client, program, feed):
 
 
 def _type(t):
-    return {torch.float32: "f32", torch.int64: "s64", torch.uint64: "u64"}[t.dtype]
+    return {torch.float32: "f32", torch.int64: "i64", torch.uint64: "ui64"}[t.dtype]
 
 
 class Counter(nn.Module):

@@ -13,6 +13,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from torchtpu_core.lowering import registry
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.random_bits import random_input
 from torchtpu_core.stablehlo import Module, TensorType, Value
@@ -85,7 +86,7 @@ def export_stablehlo(
 
     if isinstance(program, torch.nn.Module):
         program = torch.export.export(program, args, kwargs)
-    program = program.run_decompositions({})
+    program = program.run_decompositions(_composites())
     gm = layers.share(program.graph_module)
     module = Module("exported")
     b = module.function("main", [], public=True)
@@ -117,6 +118,17 @@ def export_stablehlo(
     b.finish(results)
     state = {**program.state_dict, **program.constants}
     return StableHLOProgram(str(module), tuple(names.values()), tuple(described), state)
+
+
+def _composites() -> dict[Any, Any]:
+    """The operators that torch.export keeps whole though PyTorch only defines them by others."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return {
+        op: fn
+        for op, fn in torch.export.default_decompositions().items()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), composite)
+        and registry.find(op) is None
+    }
 
 
 _KINDS = {"PARAMETER": "parameter", "BUFFER": "buffer", "CONSTANT_TENSOR": "constant"}

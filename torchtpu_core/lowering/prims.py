@@ -6,7 +6,7 @@ Each is an ATen operator on operands of one dtype and shape.
 from __future__ import annotations
 
 from torchtpu_core.lowering import pointwise, pointwise_special  # noqa: F401  (registers what is aliased here)
-from torchtpu_core.lowering.promotion import FLOAT
+from torchtpu_core.lowering.promotion import DEFAULT, FLOAT
 from torchtpu_core.lowering.registry import canonical, lowering, rules
 from torchtpu_core.stablehlo import Builder
 
@@ -44,8 +44,9 @@ for _prim, _aten in _ATEN.items():
         f"prims::{_prim}", promote=_rule.promote, operands=_rule.operands, upcast=_rule.upcast
     )(_rule.fn)
 
-lowering("prims::add")(Builder.add)
-lowering("prims::sub")(Builder.subtract)
-lowering("prims::div")(Builder.divide)
+# One operand may be a number.
+lowering("prims::add", promote=DEFAULT)(Builder.add)
+lowering("prims::sub", promote=DEFAULT)(Builder.subtract)
+lowering("prims::div", promote=DEFAULT)(Builder.divide)
 lowering("prims::where")(lambda b, pred, x, y: b.select(pred, x, y))
 lowering("prims::cbrt", promote=FLOAT)(lambda b, x: b.unary("cbrt", x))
