@@ -17,10 +17,12 @@ import hashlib
 import json
 import math
 import re
+import threading
 import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,12 +37,13 @@ from torch.utils import _pytree as pytree
 from tests.lowering import harness
 from tests.lowering.opinfo import record
 from torchtpu_core import aot
+from torchtpu_core.aot import pool
 from torchtpu_core.aot.lower import Program
 from torchtpu_core.lowering import registry
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 TOPOLOGIES = ("v5e:1x1", "v6e:1x1", "tpu7x:1x1x1")
-_SAMPLES = 2
+_SAMPLES = 1
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -66,8 +69,9 @@ def cases(
     """The first call of each lowering whose name matches, in each dtype class."""
     rules = registry.rules()
     seen: set[tuple[str, str]] = set()
-    for entry in entries:
-        for dtype in dtypes:
+    every = list(entries)
+    for dtype in dtypes:
+        for entry in every:
             for func, args, kwargs in _calls(entry, dtype):
                 name = registry.name_of(func)
                 kind = _class(args, kwargs, dtype)
@@ -136,34 +140,54 @@ class Verdicts:
 
 
 def compile_all(
-    found: list[Case],
+    found: Iterable[Case],
     topologies: Iterable[str],
     verdicts: Verdicts,
     timeout: float,
     until: float = math.inf,
-) -> dict[str, dict[int, str]]:
-    """By topology: the index of a case -> its verdict. Cases that are not reached `until` that time
-    have none.
+) -> tuple[list[Case], dict[str, dict[int, str]]]:
+    """Compiles cases as they come, and asks for no more `until` that time. (cases, by topology: the
+    index of a case -> its verdict).
     """
-    out: dict[str, dict[int, str]] = {}
-    for name in topologies:
-        version = aot.topology_of(name).version
-        keys = {i: f"{c.key} {name} {version}" for i, c in enumerate(found) if c.program}
-        todo = [i for i, k in keys.items() if k not in verdicts.known]
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task(f"compiling for {name}", total=len(todo))
-            for start in range(0, len(todo), 32):
-                if time.monotonic() > until:
-                    break
-                some = todo[start : start + 32]
-                results = aot.compile_many(
-                    [found[i].program for i in some], name, timeout=timeout,
-                    done=lambda _, bar=bar, task=task: bar.advance(task),
-                )  # fmt: skip
-                for i, r in zip(some, results):
-                    verdicts.put(keys[i], "" if isinstance(r, aot.Compiled) else _reason(r))
-        out[name] = {i: verdicts.known[k] for i, k in keys.items() if k in verdicts.known}
-    return out
+    kept: list[Case] = []
+    versions = {name: aot.topology_of(name).version for name in topologies}
+    lock = threading.Lock()
+    todo: list[tuple[str, Program, str]] = []
+
+    def one(key: str, program: Program, name: str) -> None:
+        if key in verdicts.known or time.monotonic() > until:
+            return
+        try:
+            aot.compile_program(program, name, timeout=timeout, report=False)
+            verdict = ""
+        except aot.AotError as e:
+            verdict = _reason(e)
+        with lock:
+            verdicts.put(key, verdict)
+
+    names = list(versions)
+    with (
+        Progress("{task.description} {task.completed}", console=Console(stderr=True)) as bar,
+        ThreadPoolExecutor(pool.max_workers()) as threads,
+    ):
+        lowered = bar.add_task("programs", total=None)
+        for case in found:
+            kept.append(case)
+            bar.advance(lowered)
+            if case.program is None:
+                continue
+            todo += [(f"{case.key} {n} {versions[n]}", case.program, n) for n in names[1:]]
+            key = f"{case.key} {names[0]} {versions[names[0]]}"
+            threads.submit(one, key, case.program, names[0])
+            if time.monotonic() > until:
+                break
+        for job in sorted(todo, key=lambda j: names.index(j[2])):
+            threads.submit(one, *job)
+    results: dict[str, dict[int, str]] = {}
+    for name in names:
+        keys = {i: f"{c.key} {name} {versions[name]}" for i, c in enumerate(kept) if c.program}
+        results[name] = {i: verdicts.known[k] for i, k in keys.items() if k in verdicts.known}
+    return kept, results
 
 
 def _reason(e: BaseException) -> str:
@@ -176,16 +200,14 @@ def main() -> None:
     p.add_argument("--topologies", default=",".join(TOPOLOGIES))
     p.add_argument("--only", default=".*", help="a regular expression on operator names")
     p.add_argument("--timeout", type=float, default=300.0, help="seconds a program may take")
-    p.add_argument("--minutes", type=float, default=math.inf, help="stop compiling after that")
+    p.add_argument("--minutes", type=float, default=math.inf, help="stop after that")
     p.add_argument("--verdicts", type=Path, default=_ROOT / "build" / "aot-sweep.jsonl")
     p.add_argument("--report", type=Path, help="write REPORT.json and REPORT.md")
     a = p.parse_args()
     warnings.simplefilter("ignore")
-    with Console(stderr=True).status("lowering OpInfo samples"):
-        found = list(cases(a.only))
     until = time.monotonic() + 60 * a.minutes
     names = a.topologies.split(",")
-    results = compile_all(found, names, Verdicts(a.verdicts), a.timeout, until)
+    found, results = compile_all(cases(a.only), names, Verdicts(a.verdicts), a.timeout, until)
     summary = summarise(found, results, a.only)
     print(markdown(summary))
     if a.report:

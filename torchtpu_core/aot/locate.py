@@ -104,7 +104,7 @@ def _put(where: str | None, name: str, backward: bool = False) -> None:
         meta.pop("stack_trace", None)
     else:
         meta["stack_trace"] = where
-    shown = f"{name}/backward" if backward else name
+    shown = f"{name}/backward".lstrip("/") if backward else name
     if shown:
         meta[_MODULE] = {shown: (shown, "")}
     else:
