@@ -149,7 +149,12 @@ def of_products() -> dict[str, Any]:
     return {"precision": MODES[flags.get(flags.PRECISION)].upper(), "emulate": emulate}
 
 
+def mark(node: torch.fx.Node) -> str | None:
+    """The mode of the region in which a node was traced, if in any."""
+    return (node.meta.get("custom") or {}).get(MARK)
+
+
 def of_node(b: Builder, node: torch.fx.Node) -> contextlib.AbstractContextManager[None]:
     """In it, products are those of the region in which the node was traced, if in any."""
-    mode = (node.meta.get("custom") or {}).get(MARK)
+    mode = mark(node)
     return contextlib.nullcontext() if mode is None else b.products(mode.upper())

@@ -259,3 +259,25 @@ def test_libtpu_compiles_each_mode(texts):
     assert done.returncode == 0, done.stderr
     default, high, highest = map(int, done.stdout.split())
     assert default < high < highest
+
+
+def test_equal_layers_of_other_precision_are_not_shared(texts):
+    """Layers that differ by their region alone stay apart; those that do not are one function."""
+    w = torch.randn(16, 16, device="tpu")
+
+    def layer(x):
+        for _ in range(3):
+            x = F.layer_norm(torch.tanh(x @ w) + x.sin() * x.cos(), (16,))
+        return x
+
+    def f(x):
+        with torch.tpu.precision("default"):
+            x = layer(layer(x))
+        with torch.tpu.precision("high"):
+            return layer(layer(x))
+
+    tpu(f)(torch.randn(4, 16, device="tpu"))
+    (text,) = texts
+    bodies = re.split(r"(?=func\.func )", text)[1:]
+    assert all(len(set(precisions(body))) < 2 for body in bodies if "private" in body)
+    assert {p for body in bodies for p in precisions(body)} == {"default", "high"}

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from torchtpu_core import precision
 from torchtpu_core.compile.pieces import extract, outside
 
 _aten = torch.ops.aten
@@ -88,7 +89,7 @@ def _look(node: Node) -> Hashable:
         hops or all(x is None or isinstance(x, torch.Tensor) for x in leaves)
     ):
         return node  # a write, or a number that is known only at the call: like no other
-    return node.target, _frozen((node.args, node.kwargs), _type), _type(node)
+    return node.target, _frozen((node.args, node.kwargs), _type), _type(node), precision.mark(node)
 
 
 def _type(node: Node) -> Hashable:
@@ -149,6 +150,7 @@ def structure(gm: torch.fx.GraphModule) -> Hashable:
             _attribute(gm, n) if n.op == "get_attr" else "" if n.op == "placeholder" else n.target,
             _frozen((n.args, n.kwargs), index.__getitem__),
             _type(n),
+            precision.mark(n),
         )
         for n in gm.graph.nodes
     )
