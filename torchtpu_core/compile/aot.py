@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
     from torch._dynamo.backends.common import aot_autograd
 
     n = next(_count)
+    options: dict[str, Any] = {}
+    if any(isinstance(x, torch.SymInt) for t in example_inputs for x in _numbers(t)):
+        options["decompositions"] = _decompositions()
     whole = _wants_one_graph()
     return aot_autograd(
         fw_compiler=_compiler(f"compiled forward {n}", whole),
@@ -30,6 +34,7 @@ def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
         inference_compiler=_compiler(f"compiled graph {n}", whole),
         partition_fn=partition.split,
         keep_inference_input_mutations=True,
+        **options,
     )(gm, example_inputs)
 
 
@@ -42,6 +47,44 @@ def _wants_one_graph() -> bool:
     except AttributeError:
         return False
     return bool(tx.one_graph or tx.error_on_graph_break)
+
+
+def _numbers(x: Any) -> Sequence[Any]:
+    return x.shape if isinstance(x, torch.Tensor) else (x,)
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's own, for graphs with open sizes: of the ops that padding has no rule for, if they
+    draw no random numbers (which would be others than eager's).
+    """
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    from torchtpu_core.compile import padded
+
+    table = dict(core_aten_decompositions())
+    for packet in _DECOMPOSED.split():
+        for overload in getattr(torch.ops.aten, packet).overloads():
+            op = getattr(getattr(torch.ops.aten, packet), overload)
+            if op in decomposition_table:
+                table[op] = decomposition_table[op]
+    return {
+        op: fn
+        for op, fn in table.items()
+        if isinstance(op, torch._ops.OpOverload)
+        and not padded.has_rule(op)
+        and torch.Tag.nondeterministic_seeded not in op.tags
+    }
+
+
+#: ops that are decomposed beyond PyTorch's core set, where sizes are open
+_DECOMPOSED = """
+    nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward
+    native_layer_norm_backward native_batch_norm _native_batch_norm_legit
+    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+    _batch_norm_with_update_functional native_batch_norm_backward batch_norm_backward
+    native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward
+"""
 
 
 def _compiler(
@@ -65,11 +108,20 @@ def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """What runs a graph whose operators are all lowered, as one program a key."""
     from torchtpu_core import _C
 
-    program = GraphProgram(layers.share(gm))
+    program = GraphProgram(gm)
+    if not program.has_open_sizes:
+        program = GraphProgram(layers.share(gm))
     constants = program.constants
     names = [n.name for n in program.placeholders]
-    build = recompiles.watched(name, names, lambda args: program.build(args))
-    graph = _C.Graph(name, program.num_inputs + len(constants), build)
+    watch = recompiles.Watch(name, names)
+    graph: Any
+    if program.has_open_sizes:
+        from torchtpu_core.compile.bucketed import BucketedGraph
+
+        graph = BucketedGraph(name, program, watch)
+    else:
+        build = watch.building(lambda args: program.build(args))
+        graph = _C.Graph(name, program.num_inputs + len(constants), build)
     host = _host_traffic(gm)
     if not constants and host is None:
         graph._boxed_call = True

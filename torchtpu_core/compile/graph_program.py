@@ -26,7 +26,7 @@ _aten = torch.ops.aten
 _EMBEDDED = 16
 
 #: assertions about sizes: they hold for those of the call, or Dynamo's guards had stopped it
-_CHECKS = frozenset(
+CHECKS = frozenset(
     (
         _aten._assert_scalar.default,
         _aten.sym_constrain_range.default,
@@ -38,7 +38,8 @@ _CHECKS = frozenset(
 class GraphProgram:
     """A functional graph, from AOTAutograd or torch.export, ready to be lowered for any call of it.
 
-    num_inputs: how many placeholders it has; constants: tensors that follow them as arguments;
+    num_inputs: how many placeholders it has; has_open_sizes: whether some of them differ in size or
+    number from call to call; constants: tensors that follow them as arguments;
     device: where it runs.
     """
 
@@ -48,6 +49,7 @@ class GraphProgram:
         self.placeholders = [n for n in nodes if n.op == "placeholder"]
         self.num_inputs = len(self.placeholders)
         self.device = _device(nodes) if device is None else device
+        self.has_open_sizes = any(_is_open(n.meta.get("val")) for n in self.placeholders)
         self.constants: list[torch.Tensor] = []
         self.constant_index: dict[str, int] = {}
         for name in dict.fromkeys(n.target for n in nodes if n.op == "get_attr"):
@@ -87,10 +89,27 @@ class GraphProgram:
         targets = [(args[position[target]], lowering.env[n]) for n, target in self.copies.items()]
         program.write_all(b, plan, results, inputs, bases, targets)
         program.seal(b, module, plan, results, inputs, annotate)
-        if "programs" in config.get("TORCHTPU_LOG"):
-            ops, n = plan.text.count(" = "), len(plan.inputs)
-            print(f"torchtpu program {'graph':<40} {ops:>5} ops  {n} inputs", file=sys.stderr)
+        log(plan)
         return plan
+
+    def argument(
+        self,
+        b: Builder,
+        inputs: program.Inputs,
+        bases: dict[int, Value],
+        node: torch.fx.Node,
+        x: Any,
+    ) -> Any:
+        """What a placeholder stands for; one that is only written or returned is not read."""
+        if not isinstance(x, program.TensorSpec):
+            return x
+        if not reads(self, node):
+            return None
+        if x.host:
+            v = inputs.get(("host", x.index, x.dtype), TensorType(mlir(x.dtype), ()))
+            v.weak = x.weak
+            return v
+        return program.read(b, inputs, bases, x)
 
     def _returns(
         self, lowering: _Lowering, args: Sequence[Any], plan: program.Plan, results: list[Value]
@@ -139,17 +158,8 @@ class _Lowering(control_flow.Interpreter):
                 self.bind_number(node.meta.get("val"), x)
 
     def argument(self, node: torch.fx.Node, x: Any) -> Any:
-        """What a placeholder stands for; one that is only written or returned is not read."""
-        if not isinstance(x, program.TensorSpec):
-            return x
-        users = (u for u in node.users if u.op != "output")
-        if all(self.owner.copies.get(u) is node and u.args[1] is not node for u in users):
-            return None
-        if x.host:
-            v = self.inputs.get(("host", x.index, x.dtype), TensorType(mlir(x.dtype), ()))
-            v.weak = x.weak
-            return v
-        return program.read(self.b, self.inputs, self.bases, x)
+        """What a placeholder stands for."""
+        return self.owner.argument(self.b, self.inputs, self.bases, node, x)
 
     def attribute(self, node: torch.fx.Node) -> Any:
         index = self.owner.constant_index.get(str(node.target))
@@ -158,7 +168,7 @@ class _Lowering(control_flow.Interpreter):
         return program.read(self.b, self.inputs, self.bases, self.args[index])
 
     def call(self, node: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if node.target in _CHECKS:
+        if node.target in CHECKS:
             return None
         val = node.meta.get("val")
         if isinstance(val, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -168,6 +178,24 @@ class _Lowering(control_flow.Interpreter):
         if node in self.owner.copies:
             return graph.lower_op(self.b, _aten.copy.default, args, kwargs, self.expected(node))
         return super().call(node, args, kwargs)
+
+
+def reads(owner: GraphProgram, node: torch.fx.Node) -> bool:
+    """Whether a placeholder is used for more than being written or returned."""
+    users = (u for u in node.users if u.op != "output")
+    return not all(owner.copies.get(u) is node and u.args[1] is not node for u in users)
+
+
+def log(plan: program.Plan) -> None:
+    """One line for a program that was built, where they are logged."""
+    if "programs" in config.get("TORCHTPU_LOG"):
+        ops, n = plan.text.count(" = "), len(plan.inputs)
+        print(f"torchtpu program {'graph':<40} {ops:>5} ops  {n} inputs", file=sys.stderr)
+
+
+def _is_open(val: Any) -> bool:
+    sizes = val.shape if isinstance(val, torch.Tensor) else (val,)
+    return any(isinstance(n, (torch.SymInt, torch.SymFloat)) for n in sizes)
 
 
 def _device(nodes: Sequence[torch.fx.Node]) -> torch.device:

@@ -48,6 +48,7 @@ class TensorSpec:
     storage.
     host: a 0-d CPU tensor, given by `value`; weak: it is a wrapped Python number.
     conj, neg: the lazy conjugation and negation of PyTorch, not yet applied to the storage.
+    room: the dims of a buffer that is larger than its base, which is its leading corner.
     """
 
     index: int
@@ -64,6 +65,7 @@ class TensorSpec:
     value: Any
     conj: bool = False
     neg: bool = False
+    room: tuple[int, ...] | None = None
 
     def meta(self) -> Any:
         if self.weak:
@@ -249,12 +251,17 @@ def scalar_dtype(value: Any, wide: bool) -> torch.dtype:
 
 def read(b: Builder, inputs: Inputs, bases: dict[int, Value], x: TensorSpec) -> Value:
     """The logical value of a tensor argument, through its view of its base."""
-    base_dtype = mlir(x.base_dtype)
     if not x.initialised:
         return b.constant(0, mlir(x.dtype), x.sizes)
     if x.slot not in bases:
-        bases[x.slot] = inputs.get(("slot", x.slot), TensorType(base_dtype, x.base_dims))
+        bases[x.slot] = _base(b, inputs, x)
     return _lazy(b, x, strided.read(b, bases[x.slot], mlir(x.dtype), x.sizes, x.strides, x.offset))
+
+
+def _base(b: Builder, inputs: Inputs, x: TensorSpec) -> Value:
+    """The base of a tensor argument: its slot's buffer without padding."""
+    buffer = inputs.get(("slot", x.slot), TensorType(mlir(x.base_dtype), x.room or x.base_dims))
+    return b.slice(buffer, [0] * buffer.ndim, x.base_dims)
 
 
 def _lazy(b: Builder, x: TensorSpec, v: Value) -> Value:
@@ -650,8 +657,7 @@ def write_all(
         base_dtype, base_dims = mlir(spec.base_dtype), spec.base_dims
         base: Value | None = results[done[spec.slot]] if held else bases.get(spec.slot)
         if base is None and spec.initialised and not covers:
-            base = inputs.get(("slot", spec.slot), TensorType(base_dtype, base_dims))
-            bases[spec.slot] = base
+            base = bases[spec.slot] = _base(b, inputs, spec)
         if covers:
             order = strided.dense_order(spec.sizes, spec.strides)
             new = b.transpose(v, order)
@@ -670,5 +676,5 @@ def write_all(
         plan.outputs.append(entry)
     for slot, n in done.items():
         i = inputs.position(("slot", slot))
-        if i is not None and bases[slot].type == results[n].type:
+        if i is not None and b.args[i].type == results[n].type:
             plan.donate.append(i)

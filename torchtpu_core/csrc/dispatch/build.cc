@@ -142,15 +142,22 @@ class Describer {
       const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
       return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(),
                                     0, dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
-                                    torch::jit::toPyObject(c10::IValue(t.item())), false, false);
+                                    torch::jit::toPyObject(c10::IValue(t.item())), false, false,
+                                    py::none());
     }
     const TensorArg& first = call_.tensors[arg.slot_index];
     c10::ScalarType base_dtype = t.scalar_type();
     Dims base;
+    py::object room = py::none();
     const bool initialised = static_cast<bool>(first.buffer);
     if (initialised) {
       const auto dims = first.buffer->buffer.dims();
       base.append(dims.begin(), dims.end());
+      if (arg.padded) {
+        room = ints(base);
+        std::lock_guard<SpinLock> guard(arg.slot->lock);
+        base = arg.slot->dims;
+      }
       base_dtype = torch_type(first.buffer->buffer.type());
     } else {
       base = uninitialised_base(t, t.storage().nbytes());
@@ -158,7 +165,7 @@ class Describer {
     return lowering().tensor_spec(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
                                   ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
                                   ints(base), initialised, false, false, py::none(), t.is_conj(),
-                                  t.is_neg());
+                                  t.is_neg(), room);
   }
 
   const Call& call_;

@@ -174,7 +174,7 @@ class KeyWriter {
     }
     const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
     call_.key.push_back(word(kHost, static_cast<uint64_t>(t.scalar_type()) << 1 | weak));
-    call_.tensors.push_back({&t, nullptr, static_cast<uint32_t>(call_.tensors.size()), {}});
+    call_.tensors.push_back({&t, nullptr, static_cast<uint32_t>(call_.tensors.size()), false, {}});
   }
 
   void device_tensor(const at::Tensor& t) {
@@ -188,7 +188,7 @@ class KeyWriter {
     Slot* slot = slot_of(*t.storage().unsafeGetStorageImpl());
     const auto index = static_cast<uint32_t>(call_.tensors.size());
     const uint32_t shared = slots_.first(slot, index, call_.tensors);
-    call_.tensors.push_back({&t, slot, shared, {}});
+    call_.tensors.push_back({&t, slot, shared, false, {}});
     layout(t, *slot, shared == index ? &call_.tensors.back().buffer : nullptr, shared);
   }
 
@@ -201,6 +201,7 @@ class KeyWriter {
     key.push_back(0);
     bool canonical = t.is_contiguous() && t.storage_offset() == 0;
     bool initialised = false;
+    bool padded = false;
     c10::ScalarType base_dtype = t.scalar_type();
     {
       std::lock_guard<SpinLock> guard(slot.lock);
@@ -208,16 +209,23 @@ class KeyWriter {
       if (initialised) {
         if (buffer != nullptr) *buffer = slot.buffer;
         base_dtype = slot.dtype;
-        canonical = canonical && base_dtype == t.scalar_type() && sizes.equals(slot.dims);
+        padded = slot.padded;
+        canonical =
+            canonical && !padded && base_dtype == t.scalar_type() && sizes.equals(slot.dims);
         if (!canonical) {
           key.push_back(slot.dims.size());
           key.append(slot.dims.begin(), slot.dims.end());
+        }
+        if (padded) {
+          const auto room = slot.buffer->buffer.dims();
+          key.append(room.begin(), room.end());
         }
       } else {
         canonical = canonical && t.storage().nbytes() == t.nbytes();
         if (!canonical) key.push_back(t.storage().nbytes());
       }
     }
+    call_.tensors.back().padded = padded;
     key.append(sizes.begin(), sizes.end());
     if (!canonical) {
       const auto strides = t.strides();
@@ -229,7 +237,8 @@ class KeyWriter {
         static_cast<uint64_t>(t.scalar_type()) | static_cast<uint64_t>(base_dtype) << 8 |
             static_cast<uint64_t>(sizes.size()) << 16 | static_cast<uint64_t>(canonical) << 24 |
             static_cast<uint64_t>(initialised) << 25 | static_cast<uint64_t>(t.is_conj()) << 26 |
-            static_cast<uint64_t>(t.is_neg()) << 27 | static_cast<uint64_t>(shared) << 32);
+            static_cast<uint64_t>(t.is_neg()) << 27 | static_cast<uint64_t>(padded) << 28 |
+            static_cast<uint64_t>(shared) << 32);
   }
 
   const char* name_;

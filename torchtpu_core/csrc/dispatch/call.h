@@ -19,6 +19,7 @@ struct TensorArg {
   const at::Tensor* tensor = nullptr;
   Slot* slot = nullptr;
   uint32_t slot_index = 0;  // the first tensor of the call with this slot
+  bool padded = false;      // the slot was, when the key was made
   BufferPtr buffer;         // what the slot held when the key was made; empty in later aliases
 };
 

@@ -53,17 +53,19 @@ void copy_across_devices(const at::Tensor& dst, const at::Tensor& src) {
   at::Tensor dense = src.contiguous();
   Slot& from = *slot_of(*dense.storage().unsafeGetStorageImpl());
   BufferPtr buffer;
+  bool padded = false;
   {
     std::lock_guard<SpinLock> guard(from.lock);
     buffer = from.buffer;
+    padded = from.padded;
   }
   at::Tensor staged = at::empty(src.sizes(), src.options().device(dst.device()));
   if (buffer && dense.storage().nbytes() == dense.nbytes()) {
     pjrt::Buffer moved = buffer->buffer.copy_to(runtime().pjrt_device(dst.device().index()));
     const Dims dims(dense.sizes().begin(), dense.sizes().end());
     assign(*slot_of(*staged.storage().unsafeGetStorageImpl()),
-           c10::make_intrusive<BufferRef>(std::move(moved), dst.device().index(), dense.nbytes()),
-           from.dtype, from.dims);
+           c10::make_intrusive<BufferRef>(std::move(moved), dst.device().index(), buffer->nbytes),
+           from.dtype, from.dims, padded);
   } else if (buffer) {
     staged.copy_(dense.cpu());
   }
@@ -142,9 +144,11 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   BufferPtr buffer;
   c10::ScalarType dtype = self.scalar_type();
   Dims dims;
+  bool padded = false;
   {
     std::lock_guard<SpinLock> guard(slot.lock);
     buffer = slot.buffer;
+    padded = slot.padded;
     if (buffer) {
       dtype = slot.dtype;
       dims = slot.dims;
@@ -158,7 +162,7 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   // Strides of size-1 dims may be anything; a clone has the canonical ones.
   at::Tensor out =
       wrap_buffer(std::move(buffer), dtype, dims, self.sizes(),
-                  at::empty_like(self, self.options().device(at::kMeta), wanted).strides());
+                  at::empty_like(self, self.options().device(at::kMeta), wanted).strides(), padded);
   finish(stack, 2, std::move(out));
   return true;
 }

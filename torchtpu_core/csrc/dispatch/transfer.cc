@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 
@@ -59,14 +60,17 @@ c10::ScalarType torch_type(PJRT_Buffer_Type type) {
 }
 
 at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims,
-                       c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides, bool padded) {
   static c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::PrivateUse1);
-  const size_t nbytes = buffer->nbytes;
+  const size_t nbytes =
+      padded ? static_cast<size_t>(c10::multiply_integers(dims)) * c10::elementSize(dtype)
+             : buffer->nbytes;
   const c10::DeviceIndex device = buffer->device;
   c10::DataPtr data = make_slot(device, nbytes);
   auto* slot = static_cast<Slot*>(data.get_context());
   slot->dtype = dtype;
   slot->dims = dims;
+  slot->padded = padded;
   slot->buffer = std::move(buffer);
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), nbytes, std::move(data), allocator, /*resizable=*/true);
@@ -77,11 +81,12 @@ at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims
   return tensor;
 }
 
-void assign(Slot& slot, BufferPtr buffer, c10::ScalarType dtype, const Dims& dims) {
+void assign(Slot& slot, BufferPtr buffer, c10::ScalarType dtype, const Dims& dims, bool padded) {
   std::lock_guard<SpinLock> guard(slot.lock);
   slot.buffer.swap(buffer);  // the old one is released after the lock
   slot.dtype = dtype;
   slot.dims = dims;
+  slot.padded = padded;
 }
 
 std::optional<Dims> physical_order(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
@@ -138,6 +143,20 @@ BufferPtr to_device(const at::Tensor& dense_cpu, const Dims& dims, c10::DeviceIn
   });
 }
 
+namespace {
+
+// The base of a padded buffer, row-major.
+at::Tensor padded_to_host(const pjrt::Buffer& buffer, const Dims& base) {
+  at::Tensor all = at::empty(buffer.dims(), at::TensorOptions(torch_type(buffer.type())));
+  if (all.nbytes() > 0) buffer.to_host(all.mutable_data_ptr(), all.nbytes()).await();
+  for (size_t d = 0; d < base.size(); ++d) {
+    all = all.narrow(static_cast<int64_t>(d), 0, base[d]);
+  }
+  return all.contiguous();
+}
+
+}  // namespace
+
 at::Tensor to_host(const at::Tensor& tensor) {
   Slot& slot = *slot_of(*tensor.storage().unsafeGetStorageImpl());
   auto order = physical_order(tensor.sizes(), tensor.strides());
@@ -151,13 +170,22 @@ at::Tensor to_host(const at::Tensor& tensor) {
   at::Tensor host =
       at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
   BufferPtr buffer;
+  Dims padded_base;
+  bool padded = false;
   {
     std::lock_guard<SpinLock> guard(slot.lock);
     buffer = slot.buffer;
+    padded = slot.padded;
+    if (padded) padded_base = slot.dims;
   }
   if (!buffer) return host;  // contents of an uninitialised tensor: any
   if (tensor.nbytes() > 0) {
     translated("copying a tensor to the host", [&] {
+      if (padded) {
+        const at::Tensor base = padded_to_host(buffer->buffer, padded_base);
+        std::memcpy(host.mutable_data_ptr(), base.const_data_ptr(), host.nbytes());
+        return 0;
+      }
       buffer->buffer.to_host(host.mutable_data_ptr(), host.nbytes()).await();
       return 0;
     });
@@ -312,6 +340,7 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
     to->buffer = from->buffer;
     to->dtype = from->dtype;
     to->dims = from->dims;
+    to->padded = from->padded;
   }
   impl->set_data_ptr_noswap(std::move(data));
   impl->set_nbytes(nbytes);

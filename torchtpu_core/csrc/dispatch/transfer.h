@@ -11,12 +11,13 @@ namespace torchtpu {
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);
 c10::ScalarType torch_type(PJRT_Buffer_Type type);
 
-// A new tensor whose storage is `buffer`, of base `dims`.
+// A new tensor whose storage is `buffer`, of base `dims`; `padded` as in Slot.
 at::Tensor wrap_buffer(BufferPtr buffer, c10::ScalarType dtype, const Dims& dims,
-                       c10::IntArrayRef sizes, c10::IntArrayRef strides);
+                       c10::IntArrayRef sizes, c10::IntArrayRef strides, bool padded = false);
 
 // Puts a new value into a slot: its storage's contents from now on.
-void assign(Slot& slot, BufferPtr buffer, c10::ScalarType dtype, const Dims& dims);
+void assign(Slot& slot, BufferPtr buffer, c10::ScalarType dtype, const Dims& dims,
+            bool padded = false);
 
 // Copies a CPU tensor (dense, any permutation of dims; its memory order is the base) to a device.
 BufferPtr to_device(const at::Tensor& dense_cpu, const Dims& dims, c10::DeviceIndex device);

@@ -6,6 +6,7 @@
 #include "../dispatch/flags.h"
 #include "../dispatch/graph.h"
 #include "../dispatch/native.h"
+#include "../dispatch/padded.h"
 #include "../dispatch/stats.h"
 #include "bindings.h"
 
@@ -40,6 +41,8 @@ Mode mode_by_name(const std::string& name) {
   throw py::value_error("mode must be 'strict' or 'debug', got '" + name + "'");
 }
 
+Dims dims(const std::vector<int64_t>& xs) { return Dims(xs.begin(), xs.end()); }
+
 }  // namespace
 
 void bind_dispatch(py::module_& m) {
@@ -62,6 +65,16 @@ void bind_dispatch(py::module_& m) {
            py::arg("lower"))
       .def("__call__", &Graph::call, py::arg("args"))
       .def_property_readonly("programs", &Graph::programs);
+  using Ints = std::vector<int64_t>;
+  m.def("padded_view",
+        [](const at::Tensor& t, const Ints& base, const Ints& room, const Ints& order) {
+          const at::Tensor all = padded_view(t, dims(base), dims(room), dims(order));
+          return all.defined() ? std::optional<at::Tensor>(all) : std::nullopt;
+        });
+  m.def("corner", [](const at::Tensor& all, const Ints& base, const Ints& sizes,
+                     const Ints& order) { return corner(all, dims(base), dims(sizes), dims(order)); });
+  m.def("adopt", [](const at::Tensor& t, const at::Tensor& all, const Ints& base,
+                    const Ints& order) { return adopt(t, all, dims(base), dims(order)); });
   m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
 }
 
