@@ -575,6 +575,24 @@ def get_mode() -> str:
     return _C.get_mode()
 
 
+def set_shape_buckets(buckets: Iterable[int] | str | None = None) -> None:
+    """How torch.compile rounds sizes that vary from call to call, so that they share a program.
+
+    None or "pow2" (the default): up to powers of two. A list: up to the next of its sizes, beyond
+    the last one to powers of two. "off": each set of sizes is a program of its own.
+    """
+    from torchtpu_core.compile import buckets as policy
+
+    policy.set_shape_buckets(buckets)
+
+
+def get_shape_buckets() -> list[int] | str:
+    """The rounding in force: "pow2", "off" or the list."""
+    from torchtpu_core.compile import buckets as policy
+
+    return policy.get_shape_buckets()
+
+
 def __getattr__(name: str) -> Any:
     if name == "_initialized":
         return _C.is_initialized()

@@ -99,7 +99,7 @@ class _Entry:
     def __call__(self, args: list[Any], values: Sequence[int]) -> list[Any]:
         """Takes the arguments, and the values of the symbols."""
         interface = self.interface
-        in_bases, out_bases, out_sizes, numbers = interface.host(values)
+        in_bases, out_bases, out_sizes, numbers, views = interface.host(values)
         fed = list(args)
         for (i, port), base, room in zip(interface.inputs.items(), in_bases, self.rooms):
             fed[i] = _entered(args[i], base, room, port.order)
@@ -122,6 +122,8 @@ class _Entry:
                 results.append(made[where[0]])
             elif kind == "arg":
                 results.append(args[where[0]])
+            elif kind == "view":
+                results.append(_view(args[where[0]], *views[where[1]]))
             else:
                 results.append(next(left) if kind == "number" else None)
         return results
@@ -141,6 +143,10 @@ def _entered(
         whole = full.to(t.device)
     _C.adopt(t, whole, base, order)
     return whole
+
+
+def _view(t: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int):
+    return t.detach().as_strided(sizes, strides, t.storage_offset() + offset)
 
 
 def _on_host(t: torch.Tensor) -> torch.Tensor:

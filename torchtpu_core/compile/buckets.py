@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 #: the policy: "pow2", "off", or the greatest sizes of the buckets, ascending
 _policy: str | tuple[int, ...] = "pow2"
 
 
-def set_shape_buckets(buckets: Sequence[int] | str | None = None) -> None:
+def set_shape_buckets(buckets: Iterable[int] | str | None = None) -> None:
     """How compiled graphs round sizes that vary from call to call.
 
     None or "pow2": up to powers of two. A list: up to the next of its sizes, beyond the last one to
@@ -24,9 +24,10 @@ def set_shape_buckets(buckets: Sequence[int] | str | None = None) -> None:
     elif isinstance(buckets, str):
         raise ValueError(f"shape buckets are 'pow2', 'off' or a list of sizes, got {buckets!r}")
     else:
-        sizes = sorted(set(buckets))
+        given = list(buckets)
+        sizes = sorted(set(given))
         if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes):
-            raise ValueError(f"shape buckets must be positive sizes, got {list(buckets)!r}")
+            raise ValueError(f"shape buckets must be positive sizes, got {given!r}")
         _policy = tuple(sizes)
 
 

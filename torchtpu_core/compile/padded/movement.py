@@ -319,7 +319,7 @@ def _roll(w: Walk, node, x, shifts, dims=()):
 
 @rule("constant_pad_nd")
 def _constant_pad_nd(w: Walk, node, x, pad, value=0):
-    b, x = w.b, w.layouts.of(x)
+    x = w.layouts.of(x)
     touched = {x.ndim - 1 - i // 2 for i, n in enumerate(pad) if n != 0}
     x = w.layouts.plain(x, sorted(touched))
     fill = w.sizes.number(value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from torchtpu_core.compile.padded.layout import Factor, Padded, room, size
 from torchtpu_core.compile.padded.movement import axis
 from torchtpu_core.compile.padded.reduction import one, zero
@@ -46,6 +48,13 @@ def _topk(w: Walk, node, x, k, dim=-1, largest=True, sorted=True):
     dim = axis(x, dim)
     x = w.layouts.plain(x, [dim])
     out = w.layouts.prefix(k)
+    if not largest and T.is_float(x.dtype):
+        # the padding must come after NaN, which a stable sort does and a top-k by bits does not
+        v = w.layouts.filled(x, math.nan, [dim])
+        results = w.lower(torch.ops.aten.sort.stable, v, stable=True, dim=dim, descending=False)
+        dims = [*x.dims[:dim], out, *x.dims[dim + 1 :]]
+        results = [w.layouts.resized(r, dim, room(out)) for r in results]
+        return [w.result(node, r, dims, i) for i, r in enumerate(results)]
     n = max(room(x.dims[dim]), room(out))
     wider = (Factor(size(x.dims[dim]), n),)
     x = Padded(w.layouts.resized(x.value, dim, n), (*x.dims[:dim], wider, *x.dims[dim + 1 :]))

@@ -63,18 +63,17 @@ def _attention_operands(w: Walk, q: Any, k: Any, v: Any, bias: Any, causal: bool
     padded keys, a bias that masks them.
     """
     q, k, v = (w.layouts.of(t) for t in (q, k, v))
-    dims = [t.ndim for t in (q, k, v)]
-    q, k, v = (w.layouts.plain(t, [n - 2]) for t, n in zip((q, k, v), dims))
-    for t in (q, k, v):
-        if is_padded(t.dims[-1]) or is_padded(t.dims[-3]):
-            raise Inexact("heads or a head size of open size")
-    lead = [w.layouts.of(t).dims[:-3] for t in (q, k, v)]
-    if not lead[0] == lead[1] == lead[2]:
-        q, k, v = (w.layouts.plain(t, range(t.ndim - 3)) for t in (q, k, v))
+    q, k, v = (w.layouts.plain(t, [t.ndim - 2, t.ndim - 1]) for t in (q, k, v))
+    if not q.dims[:-2] == k.dims[:-2] == v.dims[:-2]:
+        q, k, v = map(w.layouts.plain, (q, k, v))
+        if any(is_padded(t.dims[-3]) for t in (q, k, v)) and not (
+            q.dims[-3] == k.dims[-3] == v.dims[-3]
+        ):
+            raise Inexact("groups of heads of open size")
     keys, b = k.dims[-2], w.b
     if bias is not None:
         bias = w.layouts.of(bias)
-        rows = bias.dims[:-2] + (q.dims[-2], keys)
+        rows = (*bias.dims[:-2], q.dims[-2], keys)
         bias = w.layouts.aligned(bias, [*rows[: bias.ndim]])
     if is_padded(keys):
         shape = (room(q.dims[-2]), room(keys))
@@ -89,7 +88,15 @@ def _attention_operands(w: Walk, q: Any, k: Any, v: Any, bias: Any, causal: bool
 
 
 def _clean(w: Walk, x: Padded) -> Value:
-    return w.layouts.filled(x, 0, [x.ndim - 2])
+    return w.layouts.filled(x, 0, [x.ndim - 2, x.ndim - 1])
+
+
+def _scale(w: Walk, q: Padded, scale: Any) -> Any:
+    """What scores are multiplied by."""
+    if scale is not None or not is_padded(q.dims[-1]):
+        return w.sizes.number(scale)
+    width = w.sizes.count(size(q.dims[-1]), "f64")
+    return w.b.rsqrt(width)
 
 
 @rule("_scaled_dot_product_fused_attention_overrideable")
@@ -98,7 +105,7 @@ def _attention(
 ):
     q, k, v, bias, causal = _attention_operands(w, q, k, v, bias, is_causal)
     values = [_clean(w, t) for t in (q, k, v)]
-    out = w.lower(node.target, *values, bias, dropout_p, causal, *args, scale=w.sizes.number(scale))
+    out = w.lower(node.target, *values, bias, dropout_p, causal, *args, scale=_scale(w, q, scale))
     rows = q.dims[:-1]
     results: list[Any] = [
         w.result(node, out[0], [*rows, v.dims[-1]], 0),
@@ -115,7 +122,7 @@ def _attention(
 
 @rule("_scaled_dot_product_fused_attention_overrideable_backward")
 def _attention_backward(w: Walk, node, grad, q, k, v, bias, mask, out, lse, *args, scale=None):
-    cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset = args
+    cum_q, cum_k, _, _, dropout_p, is_causal, seed, offset = args
     if mask[3]:
         raise Inexact("the gradient of an attention bias")
     q, k, v, bias, causal = _attention_operands(w, q, k, v, bias, is_causal)
@@ -141,7 +148,7 @@ def _attention_backward(w: Walk, node, grad, q, k, v, bias, mask, out, lse, *arg
         causal,
         seed,
         offset,
-        scale=w.sizes.number(scale),
+        scale=_scale(w, q, scale),
     )
     layouts = [q.dims, k.dims, v.dims]
     return [

@@ -1,12 +1,13 @@
 """A graph for one bucket of sizes as one program, and what its calls need to know of it.
 
 `Interface` says how tensors of open size enter and leave: their buffers have the rooms of the
-bucket, one dimension a factor, in the order of the strides that PyTorch promises; the symbols follow
-the graph's arguments as numbers.
+bucket, one dimension a factor, in the order of the strides that PyTorch promises; the symbols
+follow the graph's arguments as numbers.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,8 @@ Bounds = dict[sympy.Symbol, tuple[int, int]]
 
 
 class Port(NamedTuple):
-    """A tensor of open size at the edge of a graph: its sizes, and its dimensions in memory, outermost
-    first.
+    """A tensor of open size at the edge of a graph: its sizes, and its dimensions in memory,
+    outermost first.
     """
 
     sizes: tuple[sympy.Basic, ...]
@@ -43,10 +44,12 @@ class Port(NamedTuple):
 class Interface:
     """What does not depend on the bucket.
 
-    symbols: where each open symbol's value is found in a call, as (argument, dimension or None);
-    limits: the symbols that are sizes, with the most they can be, or None; inputs: ports of arguments;
-    outputs: for each result ("tensor", port or None, place among the program's results) | ("arg", i)
-    | ("number", expression) | ("none",); written: arguments of open size that the graph writes.
+    symbols: where each open symbol's value is found in a call, as (argument, dimension or None).
+    limits: the symbols that are sizes, with the most they can be, or None.
+    inputs: the ports of arguments.
+    outputs: one entry a result: ("tensor", place among the program's results) | ("arg", argument) |
+        ("view", argument, place among `views`) | ("number", expression) | ("none",).
+    written: arguments of open size that the graph writes, with the place of the new contents.
 
     Raises Inexact for a graph whose symbols cannot be told from its arguments.
     """
@@ -75,8 +78,11 @@ class Interface:
         shapes = tuple(p.sizes if p else None for p in self.results)
         numbers = tuple(o[1] for o in self.outputs if o[0] == "number")
         n = len(self.inputs)
-        #: from the symbols' values: (bases of inputs, bases of results, their sizes, numbers)
-        self.host = host_function(list(self.symbols), (bases[:n], bases[n:], shapes, numbers))
+        #: from the symbols' values: (bases of inputs, bases of results, their sizes, numbers,
+        #: views as sizes, strides and how far beyond the argument's offset)
+        self.host = host_function(
+            list(self.symbols), (bases[:n], bases[n:], shapes, numbers, tuple(self.views))
+        )
 
     def _learn(self, x: Any, source: tuple[int, int | None]) -> None:
         if isinstance(x, (torch.SymInt, torch.SymFloat)) and expression(x).is_Symbol:
@@ -124,6 +130,7 @@ class Interface:
         position = {n: i for i, n in enumerate(owner.placeholders)}
         nodes = next(n for n in owner.gm.graph.nodes if n.op == "output").args[0]
         self.outputs: list[tuple] = []
+        self.views: list[tuple] = []
         self.nodes: list[torch.fx.Node] = []  # the program's results: returned tensors, once each
         for node in nodes:
             target = owner.copies.get(node, node)
@@ -131,6 +138,9 @@ class Interface:
                 self.outputs.append(("none",) if node is None else ("number", sympy.sympify(node)))
             elif target in position:
                 self.outputs.append(("arg", position[target]))
+            elif (source := self._viewed(node, position)) is not None:
+                self.outputs.append(("view", source, len(self.views)))
+                self.views.append(_placed(node, owner.placeholders[source]))
             elif isinstance(node.meta.get("val"), torch.Tensor):
                 if node not in self.nodes:
                     self.nodes.append(node)
@@ -148,6 +158,16 @@ class Interface:
         self.results: list[Port | None] = [self._port(n.meta["val"]) for n in self.nodes]
         for i, place in self.written:
             self.results[place] = self.inputs[i]
+
+    def _viewed(self, node: torch.fx.Node, position: dict[torch.fx.Node, int]) -> int | None:
+        """The argument that a result is a view of, if the graph does not write it."""
+        while node.target is operator.getitem or getattr(node.target, "is_view", False):
+            node = node.args[0]
+        if node not in position or node in self.owner.copies.values():
+            return None
+        val = node.meta["val"]
+        on_device = isinstance(val, torch.Tensor) and val.device.type == "tpu"
+        return position[node] if on_device else None
 
     def rooms(self, bounds: Bounds) -> list[tuple[int, ...]]:
         """The dims of the inputs' buffers in a bucket."""
@@ -189,6 +209,13 @@ class Interface:
         program.seal(b, module, plan, results, inputs)
         log(plan)
         return plan
+
+
+def _placed(node: torch.fx.Node, source: torch.fx.Node) -> tuple:
+    """(sizes, strides, offset) of a view, the offset counted from that of its source."""
+    val, base = node.meta["val"], source.meta["val"]
+    offset = expression(val.storage_offset()) - expression(base.storage_offset())
+    return tuple(map(expression, val.shape)), tuple(map(expression, val.stride())), offset
 
 
 class _Unbounded:

@@ -43,24 +43,24 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 #: elementwise ops that PyTorch does not tag so
-_ELEMENTWISE = frozenset(
-    """
+_ELEMENTWISE = """
     clone _to_copy detach alias lift_fresh lift_fresh_copy copy zeros_like ones_like full_like
     empty_like masked_fill.Scalar masked_fill.Tensor where.self where.Scalar where.ScalarOther
     where.ScalarSelf threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward
     hardtanh_backward hardswish_backward hardsigmoid_backward elu_backward leaky_relu_backward
     softplus_backward logit_backward mish_backward log_sigmoid_backward native_dropout_backward
     softshrink_backward hardshrink_backward _conj real imag isclose nan_to_num
-    """.split()
-)
+"""
 
 
 def is_elementwise(op: Any) -> bool:
-    """Whether each element of the result depends on the same one of each operand and nothing else."""
+    """Whether an element of the result depends on nothing but the same one of each operand."""
     if not isinstance(op, OpOverload) or torch.Tag.nondeterministic_seeded in op.tags:
         return False
     name = op._opname + ("" if op._overloadname == "default" else f".{op._overloadname}")
-    return torch.Tag.pointwise in op.tags or (op.namespace == "aten" and name in _ELEMENTWISE)
+    return torch.Tag.pointwise in op.tags or (
+        op.namespace == "aten" and name in _ELEMENTWISE.split()
+    )
 
 
 def has_rule(op: Any) -> bool:
