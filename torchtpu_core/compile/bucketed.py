@@ -107,7 +107,7 @@ class _Entry:
             if isinstance(x, (int, float)):
                 fed[i] = None  # sizes come with the symbols
         fed.extend(map(_number, values))
-        outs = self.graph(fed)
+        outs = self.graph(fed, lambda: interface.random_blocks(values))
         made = [
             t if port is None else _C.corner(t, base, sizes, port.order)
             for t, port, base, sizes in zip(outs, interface.results, out_bases, out_sizes)

@@ -12,6 +12,7 @@ from torchtpu_core.compile.padded import (
     movement,
     order,
     products,
+    random,
     reduction,
     windows,
 )
@@ -21,4 +22,4 @@ from torchtpu_core.compile.padded.walk import Walk, has_rule
 
 __all__ = ["Inexact", "Layouts", "Padded", "Sizes", "Walk", "has_rule"]
 
-del factory, indexing, movement, order, products, reduction, windows  # imported for their rules
+del factory, indexing, movement, order, products, random, reduction, windows  # imported for their rules

@@ -8,7 +8,7 @@ follow the graph's arguments as numbers.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import sympy
@@ -16,6 +16,7 @@ import torch
 
 from torchtpu_core.compile.graph_program import CHECKS, GraphProgram, log, reads
 from torchtpu_core.compile.padded.layout import Dim, Layouts, Padded, room
+from torchtpu_core.compile.padded.random import OpenRandomState
 from torchtpu_core.compile.padded.sizes import (
     SYMBOLIC,
     Inexact,
@@ -64,6 +65,7 @@ class Interface:
                     self._learn(n, (i, d))
         for i, val in enumerate(vals):
             self._learn(val, (i, None))
+        self.random_blocks: Callable[[Sequence[int]], int] | None = None
         self._find_sizes()
         self.order = {s: i for i, s in enumerate(self._ages())}
         self.inputs = {i: p for i, v in enumerate(vals) if (p := self._port(v)) is not None}
@@ -181,6 +183,8 @@ class Interface:
     def build(self, bounds: Bounds, args: Sequence[Any]) -> program.Plan:
         """The plan for a bucket. `args`: specs of the placeholders, the constants, the symbols.
 
+        Sets `random_blocks`, a function of the symbols' values, for a graph that draws numbers.
+
         Raises Inexact, which names the op, where padding cannot be made exact.
         """
         owner = self.owner
@@ -206,7 +210,12 @@ class Interface:
             if position[target] not in self.inputs
         ]
         program.write_all(b, plan, results, inputs, bases, targets)
+        state = b.random
+        if not state.blocks:
+            b.random = None
         program.seal(b, module, plan, results, inputs)
+        if state.blocks and self.random_blocks is None:
+            self.random_blocks = host_function(list(self.symbols), state.total)
         log(plan)
         return plan
 
@@ -254,6 +263,7 @@ class _Lowering(Walk):
 
         values = {s: (lambda x=args[first + i]: number(x)) for i, s in enumerate(interface.symbols)}
         super().__init__(b, owner.gm, Sizes(b, bounds, values))
+        b.random = OpenRandomState(b, self.sizes)
         self.owner, self.interface, self.args = owner, interface, args
         self.inputs, self.bases, self.order = inputs, bases, interface.order
 

@@ -30,6 +30,7 @@ struct Call {
   c10::SmallVector<TensorArg, 8> tensors;
   c10::SmallVector<const c10::IValue*, 4> scalars;  // run-time numbers
   std::optional<at::Generator> generator;
+  std::optional<uint64_t> random_blocks;  // drawn, where the program does not tell
   c10::DeviceIndex device = -1;
   Key key;
   uint64_t hash = 0;

@@ -44,7 +44,8 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
       return number_buffer(call.scalars[plan.index]->toScalar(), plan.dtype, call.device);
     case InputPlan::kRandom: {
       auto [seed, offset] =
-          generator_for(call.generator, call.device).reserve(program.random_blocks);
+          generator_for(call.generator, call.device)
+              .reserve(call.random_blocks.value_or(program.random_blocks));
       return random_state_buffer(seed, offset, call.device);
     }
   }

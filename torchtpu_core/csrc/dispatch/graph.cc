@@ -80,7 +80,7 @@ py::object result(const ReturnPlan& r, c10::ArrayRef<at::Tensor> fresh, const py
 Graph::Graph(std::string name, size_t num_inputs, py::object lower)
     : name_(std::move(name)), traits_(num_inputs), lower_(std::move(lower)) {}
 
-py::list Graph::call(const py::list& args) {
+py::list Graph::call(const py::list& args, const py::object& random_blocks) {
   HANDLE_TH_ERRORS
   const size_t n = args.size();
   TORCH_CHECK(n == traits_.size(), name_, " takes ", traits_.size(), " arguments, got ", n);
@@ -96,6 +96,10 @@ py::list Graph::call(const py::list& args) {
     call.tensors.reserve(n);
     call.key.reserve(6 * n);
     program = find_or_build(arguments.values(), call);
+    if (program->random_blocks != 0 && random_blocks.ptr() != Py_None) {
+      const py::gil_scoped_acquire gil;
+      call.random_blocks = random_blocks().cast<uint64_t>();
+    }
     fresh = launch(name_.c_str(), *program, call);
   }
   py::list results(program->returns.size());

@@ -19,7 +19,9 @@ class Graph {
   // The results of the graph for `args`, a list of tensors, numbers and None that is emptied: the
   // caller's references would keep saved tensors alive. Needs no GIL for a program that was met
   // before, but is called with it.
-  pybind11::list call(const pybind11::list& args);
+  // `random_blocks`: None, or a function that says how much this call draws, for a program that
+  // draws by open sizes.
+  pybind11::list call(const pybind11::list& args, const pybind11::object& random_blocks);
 
   size_t programs() const { return programs_.size(); }
 

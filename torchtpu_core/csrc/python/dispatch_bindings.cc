@@ -63,7 +63,7 @@ void bind_dispatch(py::module_& m) {
   py::class_<Graph>(m, "Graph", py::dynamic_attr())
       .def(py::init<std::string, size_t, py::object>(), py::arg("name"), py::arg("num_inputs"),
            py::arg("lower"))
-      .def("__call__", &Graph::call, py::arg("args"))
+      .def("__call__", &Graph::call, py::arg("args"), py::arg("random_blocks") = py::none())
       .def_property_readonly("programs", &Graph::programs);
   using Ints = std::vector<int64_t>;
   m.def("padded_view",
