@@ -22,4 +22,13 @@ from torchtpu_core.compile.padded.walk import Walk, has_rule
 
 __all__ = ["Inexact", "Layouts", "Padded", "Sizes", "Walk", "has_rule"]
 
-del factory, indexing, movement, order, products, random, reduction, windows  # imported for their rules
+del (
+    factory,
+    indexing,
+    movement,
+    order,
+    products,
+    random,
+    reduction,
+    windows,
+)  # imported for their rules
