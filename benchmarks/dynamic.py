@@ -1,0 +1,130 @@
+"""Open sizes: a decoder fed requests of random lengths, three ways of compiling it beside each
+other. Each way runs in a process of its own, with no program cached; its time is that of all
+requests, capture and compilation included.
+
+`buckets` is the default, powers of two; `recompiled` has a program for each length; `padded to max`
+has one program for all. Logits are compared with the CPU at every length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import _measure
+
+WAYS: dict[str, Any] = {"buckets": "pow2", "padded to max": "max", "recompiled": "off"}
+LONGEST, REQUESTS, VOCABULARY = 512, 200, 1024
+WIDTH, HEADS, LAYERS = 512, 8, 2
+#: of float32 logits of order 1, beside the CPU's
+TOLERANCE = 2e-4
+
+
+def decoder() -> Any:
+    """A decoder-only transformer that maps ids [1, n] to logits [1, n, VOCABULARY]."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+            self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+            self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+        def forward(self, x: Any) -> Any:
+            b, n, c = x.shape
+            q, k, v = (
+                y.view(b, n, HEADS, c // HEADS).transpose(1, 2)
+                for y in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+            )
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(y.transpose(1, 2).reshape(b, n, c))
+            return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+            self.positions = nn.Embedding(LONGEST, WIDTH)
+            self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+            self.norm = nn.RMSNorm(WIDTH)
+
+        def forward(self, ids: Any) -> Any:
+            at = torch.arange(ids.shape[1], device=ids.device)
+            x = self.blocks(self.tokens(ids) + self.positions(at))
+            return self.norm(x) @ self.tokens.weight.T / WIDTH**0.5
+
+    torch.manual_seed(0)
+    return Decoder().eval()
+
+
+def measure(way: str, requests: int) -> dict[str, float]:
+    """Seconds, programs and the greatest error of one way."""
+    import torch
+
+    import torchtpu_core
+
+    model, beside = decoder(), decoder()
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, LONGEST + 1, (requests,), generator=generator).tolist()
+    batches = [torch.randint(VOCABULARY, (1, n), generator=generator) for n in lengths]
+    model = model.to("tpu")
+    torch.tpu.set_shape_buckets([LONGEST] if WAYS[way] == "max" else WAYS[way])
+    compiled = torch.compile(model, dynamic=True, fullgraph=True)
+    before = torchtpu_core.stats()["programs_compiled"]
+    spent, error = 0.0, 0.0
+    for ids in batches:
+        start = time.perf_counter()
+        with torch.no_grad():
+            logits = compiled(ids.to("tpu")).cpu()
+        spent += time.perf_counter() - start
+        with torch.no_grad():
+            error = max(error, (logits - beside(ids)).abs().max().item())
+    programs = torchtpu_core.stats()["programs_compiled"] - before
+    return {"seconds": spent, "programs": programs, "error": error}
+
+
+def main() -> int:
+    """Prints a table of ratios; 1 where a promise is not kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--json", help="a file for the figures")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way:
+        print(json.dumps(measure(options.way, options.requests)))
+        return 0
+    figures = {}
+    for way in WAYS:
+        with tempfile.TemporaryDirectory() as cache:
+            arguments = ["-m", "benchmarks.dynamic", "--way", way]
+            arguments += ["--requests", str(options.requests)]
+            figures[way] = _measure.child(arguments, {"TORCHTPU_CACHE_DIR": cache})
+    base = figures["buckets"]["seconds"]
+    print(f"{options.requests} requests of 1 to {LONGEST} tokens; error beside the CPU's logits")
+    print(f"{'':<14} {'seconds':>8} {'ratio':>6} {'programs':>9} {'error':>9}")
+    for way, f in figures.items():
+        print(
+            f"{way:<14} {f['seconds']:>8.1f} {f['seconds'] / base:>6.2f} {f['programs']:>9.0f} "
+            f"{f['error']:>9.1e}"
+        )
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(figures, file, indent=2)
+    buckets = LONGEST.bit_length()  # 1, 2, 4, .. 512
+    kept = (
+        figures["buckets"]["programs"] <= buckets
+        and all(f["error"] <= TOLERANCE for f in figures.values())
+        and all(f["seconds"] >= base for f in figures.values())
+    )
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
