@@ -19,6 +19,7 @@ import torch
 import torchtpu_core._C as _C
 from torchtpu_core.compile import buckets
 from torchtpu_core.compile.graph_program import GraphProgram
+from torchtpu_core.compile.recompiles import Watch
 
 
 @lru_cache(maxsize=4096)
@@ -31,13 +32,15 @@ class BucketedGraph:
 
     _boxed_call = True
 
-    def __init__(self, name: str, program: GraphProgram):
+    def __init__(self, name: str, program: GraphProgram, watch: Watch):
         from torchtpu_core.compile import padded
         from torchtpu_core.compile.padded.program import Interface
 
-        self.name, self.program = name, program
+        self.name, self.program, self.watch = name, program, watch
         self.num_inputs = program.num_inputs + len(program.constants)
-        self.exact = _C.Graph(name, self.num_inputs, program.build)
+        self.exact = _C.Graph(
+            name, self.num_inputs, watch.building(lambda args: program.build(args))
+        )
         self._inexact = padded.Inexact
         self._entries: dict[tuple, _Entry] = {}
         self._lock = threading.Lock()
@@ -94,7 +97,8 @@ class _Entry:
         bounds = {s: b for s, b in zip(interface.symbols, key) if b is not None}
         self.rooms = interface.rooms(bounds)
         count = owner.num_inputs + len(interface.symbols)
-        self.graph = _C.Graph(owner.name, count, partial(interface.build, bounds))
+        build = owner.watch.building(partial(interface.build, bounds))
+        self.graph = _C.Graph(owner.name, count, build)
 
     def __call__(self, args: list[Any], values: Sequence[int]) -> list[Any]:
         """Takes the arguments, and the values of the symbols."""

@@ -41,28 +41,33 @@ class _Graph:
 _graphs: dict[str, _Graph] = {}
 
 
-def watched(
-    name: str, arguments: Sequence[str], build: Callable[[Sequence[Any]], Plan]
-) -> Callable[[Sequence[Any]], Plan]:
-    """`build`, which a graph's table calls for each new key, with its reasons recorded.
-    `arguments`: their names.
-    """
-    known: list[tuple[Any, ...]] = []
+class Watch:
+    """Records the programs of the graph `name`, whose arguments have the names `arguments`."""
 
-    def watching(args: Sequence[Any]) -> Plan:
-        described = tuple(_described(x) for x in args)
-        graph = _graphs.setdefault(name, _Graph())
+    def __init__(self, name: str, arguments: Sequence[str]):
+        self.name, self.arguments = name, arguments
+        self.known: list[tuple[Any, ...]] = []
+
+    def building(self, build: Callable[[Sequence[Any]], Plan]) -> Callable[[Sequence[Any]], Plan]:
+        """`build`, which the graph's table calls for each new key, with its reasons recorded."""
+
+        def watching(args: Sequence[Any]) -> Plan:
+            self._record(tuple(_described(x) for x in args))
+            return build(args)
+
+        return watching
+
+    def _record(self, described: tuple[Any, ...]) -> None:
+        graph = _graphs.setdefault(self.name, _Graph())
         graph.programs += 1
-        if known:
-            reasons = min((_differences(arguments, k, described) for k in reversed(known)), key=len)
+        alike = [k for k in reversed(self.known) if len(k) == len(described)]
+        if alike:
+            reasons = min((_differences(self.arguments, k, described) for k in alike), key=len)
             reasons = reasons or ["flags that change numerics, or the device"]
             graph.reasons.update(reasons)
             if "recompiles" in config.get("TORCHTPU_LOG"):
-                print(f"torchtpu recompile {name}: " + "; ".join(reasons), file=sys.stderr)
-        known.append(described)
-        return build(args)
-
-    return watching
+                print(f"torchtpu recompile {self.name}: " + "; ".join(reasons), file=sys.stderr)
+        self.known.append(described)
 
 
 def _described(x: Any) -> Any:

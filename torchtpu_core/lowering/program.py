@@ -34,7 +34,7 @@ from torchtpu_core.lowering.random_bits import random_blocks, random_input
 from torchtpu_core.plans import Plan
 from torchtpu_core.stablehlo import Builder, Module, TensorType, Value, strided
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import broadcast_shapes
+from torchtpu_core.stablehlo.value import broadcast_shapes
 
 # How an operator runs (the values are the dispatcher's, csrc/dispatch/op_record.h).
 LOWER, COMPOSITE, HOST, UNSUPPORTED = range(4)

@@ -20,7 +20,7 @@ import sympy
 from torchtpu_core.compile.padded.sizes import Inexact, Sizes, factors, is_open, quotient
 from torchtpu_core.lowering.indexing import take
 from torchtpu_core.stablehlo import Builder, Value
-from torchtpu_core.stablehlo.builder import Number
+from torchtpu_core.stablehlo.value import Number
 
 
 class Factor(NamedTuple):

@@ -11,7 +11,7 @@ from torchtpu_core.compile.padded.movement import axis
 from torchtpu_core.compile.padded.reduction import one, zero
 from torchtpu_core.compile.padded.walk import Walk, rule
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Number
+from torchtpu_core.stablehlo.value import Number
 
 
 def _last(dtype: str, descending: bool) -> Number:

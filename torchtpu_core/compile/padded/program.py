@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import sympy
 import torch
 
+from torchtpu_core import precision
 from torchtpu_core.compile.graph_program import CHECKS, GraphProgram, log, reads
 from torchtpu_core.compile.padded.layout import Dim, Layouts, Padded, room
 from torchtpu_core.compile.padded.random import OpenRandomState
@@ -188,7 +189,7 @@ class Interface:
         Raises Inexact, which names the op, where padding cannot be made exact.
         """
         owner = self.owner
-        module = Module("graph")
+        module = Module("graph", **precision.of_products())
         b = module.function("main", [], public=True)
         inputs = program.Inputs(b)
         bases: dict[int, Value] = {}

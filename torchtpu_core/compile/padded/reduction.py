@@ -17,7 +17,7 @@ from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.reduction import axes, square_abs, sum_of, wide
 from torchtpu_core.stablehlo import Value
 from torchtpu_core.stablehlo import types as T
-from torchtpu_core.stablehlo.builder import Number
+from torchtpu_core.stablehlo.value import Number
 
 Fill = Callable[[str], Number]
 

@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from torchtpu_core.compile import control_flow
+from torchtpu_core.compile import control_flow, partition
 from torchtpu_core.compile.padded.layout import Dim, Layouts, Padded, room
 from torchtpu_core.compile.padded.sizes import SYMBOLIC, Inexact, Sizes, expression, is_open
 from torchtpu_core.lowering import graph
@@ -93,6 +93,8 @@ class Walk(control_flow.Interpreter):
         leaves = pytree.tree_leaves((args, kwargs))
         if not _has_open(val) and not any(isinstance(x, (Padded, sympy.Basic)) for x in leaves):
             return super().call(node, args, kwargs)
+        if node.target is partition.barrier:
+            return self.barrier(args)
         fn = _RULES.get(node.target)
         try:
             if fn is not None:
@@ -102,6 +104,11 @@ class Walk(control_flow.Interpreter):
         except Inexact as e:
             raise Inexact(f"{node.target}: {e}") from e
         raise Inexact(f"{node.target} has no rule for padding")
+
+    def barrier(self, xs: Sequence[Any]) -> list[Any]:
+        """`partition.barrier`, which moves nothing."""
+        held = self.b.barrier([x.value if isinstance(x, Padded) else x for x in xs])
+        return [Padded(v, x.dims) if isinstance(x, Padded) else v for v, x in zip(held, xs)]
 
     # ---- for rules -------------------------------------------------------------------------------
 
