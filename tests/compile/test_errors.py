@@ -145,7 +145,14 @@ def _graphs_since(before):
     return {k: v for k, v in torchtpu_core.stats()["graphs"].items() if k not in before["graphs"]}
 
 
-def test_recompiles_are_counted_with_their_reason():
+@pytest.fixture
+def no_buckets():
+    torch.tpu.set_shape_buckets("off")
+    yield
+    torch.tpu.set_shape_buckets(None)
+
+
+def test_recompiles_are_counted_with_their_reason(no_buckets):
     before = torchtpu_core.stats()
     compiled = tpu(lambda x, y: x * 2 + y, dynamic=True)
     y = torch.ones(1, device="tpu")
@@ -159,7 +166,17 @@ def test_recompiles_are_counted_with_their_reason():
     assert "offset 0 -> 1" in reasons
 
 
-def test_recompiles_are_logged(monkeypatch, capfd):
+def test_a_bucket_is_a_reason():
+    before = torchtpu_core.stats()
+    compiled = tpu(lambda x: x * 2, dynamic=True)
+    for n in (3, 4, 5, 8, 7):
+        compiled(torch.ones(n, device="tpu"))
+    (graph,) = _graphs_since(before).values()
+    assert graph["programs"] == 2
+    assert "shape (4,) -> (8,)" in " ".join(graph["reasons"])
+
+
+def test_recompiles_are_logged(no_buckets, monkeypatch, capfd):
     from torchtpu_core import config
 
     monkeypatch.setenv("TORCHTPU_LOG", "recompiles")

@@ -100,7 +100,8 @@ def test_scan_is_a_loop_of_one_body():
     for length in (4, 400):
         x = torch.randn(length, 3, device="tpu")
         with program_texts() as texts:
-            tpu(lambda x: scan(lambda c, y: (c * 0.5 + y, c.sin()), x[0] * 2, x))(x)
+            fn = lambda x: scan(lambda c, y: (c * 0.5 + y, c.sin()), x[0] * 2, x)  # noqa: E731
+            tpu(fn, dynamic=False)(x)
         (text,) = texts
         assert text.count("stablehlo.while") == 1
         assert text.count("stablehlo.sine") == 1

@@ -8,16 +8,17 @@ have to be compiled for every size; its storage then holds the padded buffer.
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import torch
 
 import torchtpu_core._C as _C
-from torchtpu_core.compile import buckets
+from torchtpu_core.compile import buckets, layers
 from torchtpu_core.compile.graph_program import GraphProgram
 from torchtpu_core.compile.recompiles import Watch
 
@@ -38,9 +39,7 @@ class BucketedGraph:
 
         self.name, self.program, self.watch = name, program, watch
         self.num_inputs = program.num_inputs + len(program.constants)
-        self.exact = _C.Graph(
-            name, self.num_inputs, watch.building(lambda args: program.build(args))
-        )
+        self.exact = _C.Graph(name, self.num_inputs, watch.building(self._build_exact))
         self._inexact = padded.Inexact
         self._entries: dict[tuple, _Entry] = {}
         self._lock = threading.Lock()
@@ -77,6 +76,17 @@ class BucketedGraph:
         except self._inexact as e:
             self._specialise(e)
             return self.exact(given)
+
+    def _build_exact(self, args: Sequence[Any]) -> Any:
+        return self._shared.build(args)
+
+    @cached_property
+    def _shared(self) -> GraphProgram:
+        """The graph with its repeated layers shared, for which padding has no rules. A copy: the
+        policy may change back.
+        """
+        gm = self.program.gm
+        return GraphProgram(layers.share(torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))))
 
     def _specialise(self, reason: Exception) -> None:
         if self._interface is not None or not self._entries:

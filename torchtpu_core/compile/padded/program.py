@@ -116,7 +116,7 @@ class Interface:
         return list(self.symbols)
 
     def _port(self, val: Any) -> Port | None:
-        if not isinstance(val, torch.Tensor) or not any(_symbolic(val)):
+        if not isinstance(val, torch.Tensor) or not _symbolic(val):
             return None
         # The order of the strides is the same for all sizes; these are unlike and divide well.
         trial = {s: sympy.Integer(1 << 10 + 2 * i) for i, s in enumerate(self.symbols)}
