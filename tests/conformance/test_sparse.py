@@ -252,9 +252,6 @@ def test_the_cpu_fallback_takes_sparse_tensors() -> None:
     x = DENSE.to("tpu")
     torch.tpu.set_cpu_fallback(True)
     try:
-        assert torch.equal(
-            coo(x).coalesce().log1p().to_dense().cpu(), coo(DENSE).log1p().to_dense()
-        )
         with pytest.raises(NotImplementedError):  # nor has the CPU
             coo(x).sort()
         nested = torch.nested.nested_tensor([x, x[:2]])
