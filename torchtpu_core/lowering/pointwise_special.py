@@ -199,6 +199,8 @@ def _ndtri(b, p):
 # ---- orthogonal polynomials ---------------------------------------------------------------------
 
 _Step = Callable[[Value, Value, Value, Value], Value]
+#: (x, n) -> (where the value is known without the recurrence, the value there)
+_Closed = Callable[[Builder, Value, Value], tuple[Value, Value]]
 
 
 def _chebyshev(x: Value, _k: Value, p: Value, q: Value) -> Value:
@@ -224,24 +226,66 @@ _POLYNOMIALS: dict[str, tuple[Callable[[Value], Value], _Step]] = {
 }
 
 
+def _cosines(kind: str) -> _Closed:
+    """Chebyshev polynomials of a high degree at |x| < 1, by angles (DLMF 18.5.1-4)."""
+
+    def closed(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
+        angle, degree = b.unary("chlo.acos", x), n.to(x.dtype)
+        if kind == "t":
+            value = b.unary("cosine", degree * angle)
+        elif kind == "u":
+            value = b.unary("sine", (degree + 1) * angle) / b.unary("sine", angle)
+        elif kind == "v":
+            value = b.unary("cosine", (degree + 0.5) * angle) / b.unary("cosine", angle * 0.5)
+        else:
+            value = b.unary("sine", (degree + 0.5) * angle) / b.unary("sine", angle * 0.5)
+        return b.and_(n > (6 if kind == "t" else 8), b.abs(x) < 1), value
+
+    return closed
+
+
+def _hermite_limit(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
+    """NaN above the degree at which ATen stops."""
+    return n > (512 if x.dtype == "f64" else 128), like(b, math.nan, x)
+
+
+def _none(b: Builder, x: Value, n: Value) -> tuple[Value, Value]:
+    return b.constant(False, "i1", n.shape), x
+
+
+_CLOSED = {
+    **{f"chebyshev_polynomial_{kind}": _cosines(kind) for kind in "tuvw"},
+    "hermite_polynomial_h": _hermite_limit,
+    "hermite_polynomial_he": _hermite_limit,
+}
+
+
 def _orthogonal(
-    first: Callable[[Value], Value], step: _Step, shifted: bool
+    first: Callable[[Value], Value], step: _Step, closed: _Closed, shifted: bool
 ) -> Callable[..., Value]:
     def body(b, x, n):
         if shifted:
             x = 2 * x - 1
-        n = b.convert(n, "i32")
+        # As in ATen, a degree that int64 does not hold is negative.
+        n = b.convert(b.select(b.abs(n) < 2.0**62, n, -1), "i32")
         one = like(b, 1, x)
         start = b.select(n <= 0, b.select(n < 0, 0, one), first(x))
+        known, result = closed(b, x, n)
 
-        def cond(k, _p, _q, _out):
-            return b.reduce_op("or", b.expand(k, n.shape) <= n, range(n.ndim))
+        def running(k, p):
+            """NaN stays NaN: it ends a recurrence of any length, as in ATen."""
+            return b.and_(b.expand(k, n.shape) <= n, ~b.or_(known, b.is_nan(p)))
+
+        def cond(k, p, _q, _out):
+            return b.reduce_op("or", running(k, p), range(n.ndim))
 
         def advance(k, p, q, out):
             new = step(x, like(b, k, x), p, q)
             return k + 1, new, p, b.select(n.eq(b.expand(k, n.shape)), new, out)
 
-        return b.while_([b.constant(2, "i32"), first(x), one, start], cond, advance)[3]
+        k, p, _, out = b.while_([b.constant(2, "i32"), first(x), one, start], cond, advance)
+        out = b.select(b.and_(b.expand(k, n.shape) <= n, b.is_nan(p)), math.nan, out)
+        return b.select(known, result, out)
 
     return body
 
@@ -250,5 +294,5 @@ for _name, (_first, _step) in _POLYNOMIALS.items():
     for _shifted in (False, True) if _name.startswith("chebyshev") else (False,):
         _op = f"special_{'shifted_' if _shifted else ''}{_name}"
         lowering(_op, f"{_op}.x_scalar", f"{_op}.n_scalar", promote=FLOAT, runtime=("x", "n"))(
-            _orthogonal(_first, _step, _shifted)
+            _orthogonal(_first, _step, _CLOSED.get(_name, _none), _shifted)
         )
