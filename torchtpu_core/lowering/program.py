@@ -295,7 +295,7 @@ def _infer(
         _verdict(op, metas, only=_DTYPE_ERROR)
     if _writes_overlap(variant, args) and _is_small(metas):
         _try(op, _cpu_twins(args), only=_OVERLAP_ERROR)
-    result = _meta_call(op, metas)
+    result = _in_format(op, metas, _meta_call(op, metas))
     if variant.functional is op:
         for i in outs:
             _note_resized(resize, _specs(args[i]), _tensors(metas[i]))
@@ -313,6 +313,28 @@ def _infer(
             _verdict(op, metas, only=_DTYPE_ERROR)
         _note_resized(resize, given, _tensors(expected))
     return metas, expected, resize
+
+
+#: operators whose real kernels keep channels-last, as their meta kernels do not
+_KEEPS_FORMAT = frozenset(
+    ("convolution", "convolution_overrideable", "roll", "reflection_pad2d", "channel_shuffle",
+     "native_channel_shuffle")
+)  # fmt: skip
+
+
+def _in_format(op: OpOverload, metas: Sequence[Any], result: Any) -> Any:
+    """The inferred result in the memory format of the input (or of a convolution's weight)."""
+    if op._opname not in _KEEPS_FORMAT or not isinstance(result, torch.Tensor):
+        return result
+    sources = [m for m in metas[:2] if isinstance(m, torch.Tensor)]
+    for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if result.dim() == rank and any(
+            m.is_contiguous(memory_format=memory_format) and not m.is_contiguous()
+            for m in sources
+            if m.dim() == rank
+        ):
+            return result.contiguous(memory_format=memory_format)
+    return result
 
 
 def _note_resized(resize: list, specs: Sequence[TensorSpec], metas: Sequence[Any]) -> None:
