@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.testing._internal.common_methods_invocations import binary_ufuncs, unary_ufuncs
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, UnaryUfuncInfo
 
 from tests.conformance import check
-from tests.conformance.items import Item, applies, dtype_named
+from tests.conformance.items import Item, applies, dtype_named, operators
 
 # One dtype a kind; `make conformance` has the others.
 _DTYPES = ("float32", "int64", "complex64")
@@ -19,7 +19,9 @@ _SAMPLES = 10
 
 
 def _items() -> Iterator[Any]:
-    for op in (*binary_ufuncs, *unary_ufuncs):
+    for op in operators().values():
+        if not isinstance(op, (BinaryUfuncInfo, UnaryUfuncInfo)):
+            continue
         for dtype in _DTYPES:
             if applies(op, "forward", dtype_named(dtype)):
                 # Polynomials are asked for degrees of millions there: recurrences of that length.
