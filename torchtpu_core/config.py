@@ -8,6 +8,7 @@ import difflib
 import functools
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ def _directory(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise ValueError
     return path
+
+
+def _programs(text: str) -> Path:
+    return _directory(text) if text else Path(tempfile.gettempdir()) / "torchtpu-programs"
 
 
 def _positive(text: str) -> int:
@@ -144,6 +149,14 @@ VARIABLES: dict[str, Variable] = {
             _some_of("programs", "recompiles", "cache"),
             "a comma-separated list of programs, recompiles, cache",
             "What to report on stderr: executed programs, compilations and why, the program cache.",
+        ),
+        Variable(
+            "TORCHTPU_PROGRAMS_DIR",
+            "",
+            _programs,
+            "a directory, which need not exist yet",
+            "Where TORCHTPU_LOG=programs writes graphs. Default: torchtpu-programs among the "
+            "system's temporary files.",
         ),
     )
 }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import torchtpu_core._C as _C
-from torchtpu_core import cache, config
+from torchtpu_core import cache, programs
 
 
 @dataclass
@@ -65,14 +65,9 @@ def _makers() -> str:
     return digest.hexdigest()
 
 
-@functools.cache
-def _logged() -> bool:
-    """Whether every program is reported while it is lowered: then each has to be."""
-    return "programs" in config.get("TORCHTPU_LOG")
-
-
 def _get(key: str) -> Any:
-    payload = None if _logged() else cache.default_cache().get(key)
+    # Every program is reported while it is lowered: then each has to be.
+    payload = None if programs.logged() else cache.default_cache().get(key)
     if payload is None:
         return None
     try:

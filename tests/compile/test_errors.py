@@ -199,3 +199,60 @@ def test_a_known_call_is_no_recompile():
     before = torchtpu_core.stats()["graphs"]
     assert executions(lambda: compiled(x)) == 1
     assert torchtpu_core.stats()["graphs"] == before
+
+
+# ---- the compiler refuses ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unknown_call(library):
+    """An operator whose lowering asks for what no plugin has."""
+    from torchtpu_core.lowering import registry
+
+    name = "tpu_errors::nowhere"
+    registry.lowering(name)(lambda b, x: b.custom_call("no_such_target", [x], [x.type])[0])
+    yield library.nowhere
+    del registry._RULES[registry.canonical(name)]
+
+
+def _fails(fn):
+    with pytest.raises(RuntimeError, match="no_such_target") as error:
+        tpu(fn, fullgraph=True)(torch.ones(2, device="tpu"))
+    return "\n".join(error.value.__notes__)
+
+
+def test_failing_compilation_names_operator_and_line(unknown_call):
+    def fn(x):
+        y = x.exp() + 1
+        y = unknown_call(y)
+        return y * 2
+
+    notes = _fails(fn)
+    assert "tpu_errors.nowhere" in notes
+    assert "y = unknown_call(y)" in notes and "test_errors.py" in notes
+
+
+def test_failing_compilation_inside_of_a_shared_layer(unknown_call):
+    def fn(x):
+        for _ in range(4):
+            x = x.sin().cos().exp().tanh().sigmoid().neg()
+            x = unknown_call(x) + x.sin()
+        return x
+
+    assert "x = unknown_call(x) + x.sin()" in _fails(fn)
+
+
+def test_failing_compilation_names_the_dumped_program(unknown_call, monkeypatch, tmp_path):
+    from torchtpu_core import config
+
+    monkeypatch.setenv("TORCHTPU_LOG", "programs")
+    monkeypatch.setenv("TORCHTPU_PROGRAMS_DIR", str(tmp_path))
+    config.reload()
+    try:
+        notes = _fails(lambda x: unknown_call(x) + 1)
+    finally:
+        monkeypatch.undo()
+        config.reload()
+    (path,) = tmp_path.iterdir()
+    assert f"the program: {path}" in notes
+    assert "no_such_target" in path.read_text()

@@ -114,17 +114,30 @@ def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     constants = program.constants
     names = [n.name for n in program.placeholders]
     watch = recompiles.Watch(name, names)
-    graph: Any
+    compiled: Any
     if program.has_open_sizes:
         from torchtpu_core.compile.bucketed import BucketedGraph
 
-        graph = BucketedGraph(name, program, watch)
+        compiled = BucketedGraph(name, program, watch)
     else:
         build = watch.building(lambda args: program.build(args))
-        graph = _C.Graph(name, program.num_inputs + len(constants), build)
+        compiled = _C.Graph(name, program.num_inputs + len(constants), build)
+
+    def graph(args: list[Any]) -> Any:
+        try:
+            return compiled(args)
+        except RuntimeError as error:
+            if watch.fresh is not None:
+                from torchtpu_core.compile import blame
+
+                blame.explain(error, program.gm, program.placeholders, *watch.fresh)
+            raise
+        finally:
+            watch.fresh = None
+
     host = _host_traffic(gm)
     if not constants and host is None:
-        graph._boxed_call = True
+        graph._boxed_call = True  # type: ignore[attr-defined]
         return graph
 
     on_device: list[torch.Tensor] = []  # copied there by the first call, outside of tracing

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchtpu_core import config, precision
+from torchtpu_core import precision, programs
 from torchtpu_core.compile import control_flow
 from torchtpu_core.lowering import graph, program
 from torchtpu_core.lowering.dtypes import mlir
@@ -188,9 +188,10 @@ def reads(owner: GraphProgram, node: torch.fx.Node) -> bool:
 
 def log(plan: program.Plan) -> None:
     """One line for a program that was built, where they are logged."""
-    if "programs" in config.get("TORCHTPU_LOG"):
+    if programs.logged():
         ops, n = plan.text.count(" = "), len(plan.inputs)
-        print(f"torchtpu program {'graph':<40} {ops:>5} ops  {n} inputs", file=sys.stderr)
+        shown = f"{'graph':<40} {ops:>5} ops  {n} inputs  {programs.write(plan.text)}"
+        print(f"torchtpu program {shown}", file=sys.stderr)
 
 
 def _is_open(val: Any) -> bool:

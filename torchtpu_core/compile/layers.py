@@ -78,10 +78,11 @@ def share(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def _tokens(nodes: Sequence[Node]) -> list[int]:
     """A number for each node: equal ones have equal targets, numbers and types."""
     known: dict[Hashable, int] = {}
-    return [known.setdefault(_look(n), len(known)) for n in nodes]
+    return [known.setdefault(look(n), len(known)) for n in nodes]
 
 
-def _look(node: Node) -> Hashable:
+def look(node: Node) -> Hashable:
+    """Equal for nodes with equal targets, numbers and types; a node like no other is itself."""
     val = node.meta.get("val")
     leaves = val if isinstance(val, (list, tuple)) else [val]
     hops = isinstance(node.target, torch._ops.HigherOrderOperator)

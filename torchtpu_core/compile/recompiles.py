@@ -47,13 +47,17 @@ class Watch:
     def __init__(self, name: str, arguments: Sequence[str]):
         self.name, self.arguments = name, arguments
         self.known: list[tuple[Any, ...]] = []
+        #: what was lowered last, until the call that asked for it is over
+        self.fresh: tuple[Sequence[Any], Plan] | None = None
 
     def building(self, build: Callable[[Sequence[Any]], Plan]) -> Callable[[Sequence[Any]], Plan]:
         """`build`, which the graph's table calls for each new key, with its reasons recorded."""
 
         def watching(args: Sequence[Any]) -> Plan:
             self._record(tuple(_described(x) for x in args))
-            return build(args)
+            plan = build(args)
+            self.fresh = args, plan
+            return plan
 
         return watching
 
