@@ -442,9 +442,10 @@ def test_checkpointed_regions_are_recomputed_one_at_a_time():
     torch.testing.assert_close(compiled[True], compiled[False], rtol=1e-4, atol=1e-5)
     # Four blocks' insides of 64 x 512 floats are what checkpointing does not hold.
     assert held[False] - held[True] >= 4 * 64 * 512 * 4
-    forward, backward = (texts[True][i] for i in (0, 1))
-    assert backward.count("stablehlo.sine") == forward.count("stablehlo.sine") == 4
-    assert backward.count("stablehlo.optimization_barrier") == 4
+    for checkpoint in (False, True):
+        backward = texts[checkpoint][1]
+        assert ("stablehlo.sine" in backward) == checkpoint
+        assert ("stablehlo.optimization_barrier" in backward) == checkpoint
 
 
 def test_dropout_in_a_checkpointed_region_repeats_its_mask():
