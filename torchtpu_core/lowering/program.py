@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from torchtpu_core import config, precision
+from torchtpu_core import precision, programs
 from torchtpu_core.lowering import (
     bounds,
     decompose,
@@ -188,7 +188,7 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
         bound = registry.bind(variant.functional, f_args, f_kwargs)
         checks = bounds.checks(b, name, {a.name: v for a, v in bound})
     plan = _finish(op, variant, args, metas, b, module, inputs, bases, out, expected, checks)
-    if "programs" in config.get("TORCHTPU_LOG"):
+    if programs.logged():
         _log(op, args, plan)
     return plan
 
@@ -198,7 +198,9 @@ def _log(op: OpOverload, args: Sequence[Any], plan: Plan) -> None:
     shown = " ".join(f"{mlir(t.dtype)}{list(t.sizes)}" for t in _specs(list(args)))
     results = " ".join(f"{mlir(o[0])}{list(o[1])}" for o in plan.outputs)
     ops = plan.text.count(" = ")
-    print(f"torchtpu program {op.name():<40} {ops:>5} ops  {shown} -> {results}", file=sys.stderr)
+    text = f"{op.name():<40} {ops:>5} ops  {shown} -> {results}"
+    path = programs.write(plan.text, _module_name(op))
+    print(f"torchtpu program {text}  {path}", file=sys.stderr)
 
 
 def _argument(variant: variants.Variant, args: Sequence[Any], i: int) -> Any:
