@@ -15,7 +15,7 @@ PY := $(BIN)/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 STAMPS := $(VENV)/.stamps
 CXX_SOURCES := $(shell find torchtpu_core/csrc -name '*.cc' -o -name '*.h')
-BENCHMARKS := import_time eager_dispatch generate precision compiled
+BENCHMARKS := import_time eager_dispatch compile_cost generate precision compiled dynamic layers
 
 .DELETE_ON_ERROR:
 .PHONY: env demo examples test lint format bench conformance aot clean distclean help

@@ -8,7 +8,6 @@ has one program for all. Logits are compared with the CPU at every length.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -91,39 +90,43 @@ def measure(way: str, requests: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Prints a table of ratios; 1 where a promise is not kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure and print; 1 where a promise is not kept."""
+    parser = _measure.parser(__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=REQUESTS)
-    parser.add_argument("--json", help="a file for the figures")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.way:
-        print(json.dumps(measure(options.way, options.requests)))
+    parser.add_argument("--way", choices=WAYS, help="measure it here; print JSON")
+    args = parser.parse_args()
+    if args.way:
+        print(json.dumps(measure(args.way, args.requests)))
         return 0
     figures = {}
     for way in WAYS:
+        print(f"measuring {way} ...", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as cache:
-            arguments = ["-m", "benchmarks.dynamic", "--way", way]
-            arguments += ["--requests", str(options.requests)]
-            figures[way] = _measure.child(arguments, {"TORCHTPU_CACHE_DIR": cache})
-    base = figures["buckets"]["seconds"]
-    print(f"{options.requests} requests of 1 to {LONGEST} tokens; error beside the CPU's logits")
-    print(f"{'':<14} {'seconds':>8} {'ratio':>6} {'programs':>9} {'error':>9}")
-    for way, f in figures.items():
-        print(
-            f"{way:<14} {f['seconds']:>8.1f} {f['seconds'] / base:>6.2f} {f['programs']:>9.0f} "
-            f"{f['error']:>9.1e}"
-        )
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(figures, file, indent=2)
-    buckets = LONGEST.bit_length()  # 1, 2, 4, .. 512
-    kept = (
-        figures["buckets"]["programs"] <= buckets
-        and all(f["error"] <= TOLERANCE for f in figures.values())
-        and all(f["seconds"] >= base for f in figures.values())
-    )
-    return 0 if kept else 1
+            call = ["-m", "benchmarks.dynamic", "--way", way, "--requests", str(args.requests)]
+            figures[way] = _measure.child(call, {"TORCHTPU_CACHE_DIR": cache})
+    own = figures["buckets"]
+    rows = [
+        [
+            way,
+            f"{f['seconds']:.1f}",
+            _measure.ratio(f["seconds"], own["seconds"]),
+            f"{f['programs']:.0f}",
+            f"{f['error']:.1e}",
+        ]
+        for way, f in figures.items()
+    ]
+    most = LONGEST.bit_length()  # 1, 2, 4, .. 512
+    promises = {
+        f"at most {most} programs": own["programs"] <= most,
+        f"within {TOLERANCE} of the CPU": all(f["error"] <= TOLERANCE for f in figures.values()),
+        "the fastest": all(f["seconds"] >= own["seconds"] for f in figures.values()),
+    }
+    verdicts = ", ".join(f"{p}: {'met' if kept else 'MISSED'}" for p, kept in promises.items())
+    note = f"{args.requests} requests of 1 to {LONGEST} tokens, compilation included. {verdicts}."
+    columns = ["way", "seconds", "of buckets", "programs", "greatest error"]
+    _measure.table("A decoder fed random lengths", columns, rows, note)
+    _measure.save(args.json, "dynamic", figures)
+    return 0 if all(promises.values()) else 1
 
 
 if __name__ == "__main__":
