@@ -9,7 +9,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from tests.aot import sweep
 from torchtpu_core import aot, plugin
 
-_ENTRIES = ("cumsum", "sort", "index_add", "nn.functional.softmax", "linalg.qr", "logical_and")
+_ENTRIES = ("cumsum", "sort", "index_add", "softmax", "linalg.qr", "logical_and")
 
 
 @pytest.mark.skipif(plugin.libtpu_path() is None, reason="libtpu is not installed")
