@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
+from torchtpu_core import flags, precision
 from torchtpu_core.aot import locate, sharding
 from torchtpu_core.aot.capture import Captured, Input
 from torchtpu_core.compile.graph_program import GraphProgram
 from torchtpu_core.lowering import program
 from torchtpu_core.stablehlo import Builder, Module
-
-#: torch.set_float32_matmul_precision's words -> StableHLO's
-PRECISION = {"default": "DEFAULT", "high": "HIGH", "highest": "HIGHEST"}
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ def lower(
     captured: Captured,
     mesh: sharding.Mesh | None = None,
     shardings: sharding.Shardings | None = None,
-    precision: str | None = None,
+    products: str | None = None,
 ) -> Program:
-    """The program of a graph. Raises NotImplementedError naming the op and the user's line where an
-    op is not lowered.
+    """The program of a graph. `products`: their precision, as in torch.tpu.precision. Raises
+    NotImplementedError naming the op and the user's line where an op is not lowered.
     """
     graph = GraphProgram(captured.gm, torch.device("tpu", 0))
     specs = [_spec(i, x) for i, x in enumerate(captured.inputs)]
@@ -60,7 +58,7 @@ def lower(
         if mesh is not None:
             _shard(module, b, plan, used, mesh, shardings)
 
-    with _precision(precision):
+    with _precision(products):
         plan = graph.build(specs, annotate, locate.location)
     options: dict[str, Any] = {}
     if mesh is not None:
@@ -120,15 +118,12 @@ def _physical(spec: sharding.Spec, x: Input) -> sharding.Spec:
 
 @contextlib.contextmanager
 def _precision(name: str | None) -> Iterator[None]:
-    """Products of that precision in what is lowered meanwhile; None leaves it as it is."""
-    if name is None:
-        yield
-        return
-    if name not in PRECISION:
-        raise ValueError(f"precision is one of {list(PRECISION)} or None, not {name!r}")
-    before = Builder.precision
-    Builder.precision = PRECISION[name]
+    """Products of that precision in what is lowered meanwhile, None leaving it as it is; a TPU's
+    own, not an emulation of them.
+    """
+    emulate = flags.put(flags.EMULATE, 0)
     try:
-        yield
+        with contextlib.nullcontext() if name is None else precision.precision(name):
+            yield
     finally:
-        Builder.precision = before
+        flags.put(flags.EMULATE, emulate)
