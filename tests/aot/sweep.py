@@ -191,7 +191,10 @@ def compile_all(
 
 
 def _reason(e: BaseException) -> str:
-    text = re.sub(r"^libtpu refuses \S+ for \S+: ", "", _line(e))
+    # libtpu's verdict on the program, or the line it died with ("F" and a date)
+    died = re.search(r"^F\d{4} .*(?:\n.*){0,3}", getattr(e, "log", ""), re.MULTILINE)
+    text = " ".join(died[0].split())[:300] if died else _line(e)
+    text = re.sub(r"^libtpu refuses \S+ for \S+: ", "", text)
     return f"{type(e).__name__}: {text}"
 
 

@@ -101,6 +101,21 @@ def test_buffers_and_timeline(analysis: result.Analysis) -> None:
 
 
 @pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("[2,4]<=[8]", 4),
+        ("{{0,1},{2,3}}", 2),
+        ("mesh['x'=4,'y'=2] {'x'}", 4),
+        ("mesh['x'=4,'y'=2] {'x','y'}", 8),
+        ("{}", 8),
+    ],
+)
+def test_group_size(groups: str, size: int) -> None:
+    line = f"(%x), channel_id=1, replica_groups={groups}, to_apply=%add"
+    assert hlo.group_size(hlo.Instruction("a", "f32[]", "all-reduce", line, False), 8) == size
+
+
+@pytest.mark.parametrize(
     ("shape", "size"),
     [
         ("f32[2,3]{1,0}", 24),

@@ -35,6 +35,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _GROUPS = re.compile(r"replica_groups=(\[[\d,]+\]|\{(?:\{[\d,]*\},?)*\})")
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 COLLECTIVES = (
@@ -225,6 +226,10 @@ def tuple_parts(shape: str) -> list[str]:
 
 def group_size(i: Instruction, devices: int) -> int:
     """How many devices a collective's groups have."""
+    mesh = _MESH_GROUPS.search(i.rest)
+    if mesh:  # named form: mesh['x'=4,'y'=2] {'x'}
+        sizes = {name: int(n) for name, n in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        return math.prod(sizes[name] for name in re.findall(r"'([^']+)'", mesh[2]))
     found = _GROUPS.search(i.rest)
     if not found:
         return devices
