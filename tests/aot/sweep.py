@@ -265,6 +265,8 @@ def markdown(s: dict[str, Any]) -> str:
     for name, r in s["by_topology"].items():
         bad = len(r["failures"])
         total = _done(r)
+        if not total:
+            continue
         share = 100 * r["compiled"] / total if total else 0
         lines.append(f"| {name} | {total} | {r['compiled']} | {bad} | {share:.1f} % |")
     grouped: dict[tuple[str, str, str], list[str]] = {}
@@ -273,7 +275,7 @@ def markdown(s: dict[str, Any]) -> str:
             grouped.setdefault((f["op"], f["dtype"], f["reason"]), []).append(name)
     short = [n for n, r in s["by_topology"].items() if _done(r) < s["programs"]]
     if short:
-        lines += ["", f"The run was stopped before all programs were compiled for {short}."]
+        lines += ["", f"Stopped by its time limit; programs are missing for {', '.join(short)}."]
     lines += ["", "## Failures", ""]
     if grouped:
         lines += ["| operator | dtype | topologies | reason |", "|---|---|---|---|"]
