@@ -66,7 +66,7 @@ def _marked(mode: str) -> Iterator[None]:
     """
     from torch.fx.traceback import annotate, preserve_node_meta
 
-    keep = contextlib.nullcontext()
+    keep: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not torch.compiler.is_dynamo_compiling():  # torch.export, which drops marks otherwise
         keep = preserve_node_meta()
     with annotate({MARK: mode}), keep:

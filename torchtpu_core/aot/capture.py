@@ -118,7 +118,10 @@ def _paths(args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     found, _ = pytree.tree_flatten_with_path((list(args), kwargs))
     names = []
     for (_, first, *rest), _leaf in found:
-        head = f"arg{first.idx}" if isinstance(first, pytree.SequenceKey) else str(first.key)
+        if isinstance(first, pytree.SequenceKey):
+            head = f"arg{first.idx}"
+        else:
+            head = str(first.key if isinstance(first, pytree.MappingKey) else first)
         names.append(head + "".join(str(k) for k in rest))
     return names
 

@@ -37,7 +37,9 @@ def checkpoint(model: torch.nn.Module) -> int:
     """Makes each block of a transformers model (its GradientCheckpointingLayers) compute its
     forward pass again in backward; how many there are. ValueError for a model that has none.
     """
-    blocks = [m for m in model.modules() if hasattr(m, "gradient_checkpointing") and _is_block(m)]
+    blocks: list[Any] = [
+        m for m in model.modules() if hasattr(m, "gradient_checkpointing") and _is_block(m)
+    ]
     if not blocks:
         raise ValueError(f"{type(model).__name__} has no blocks that support checkpointing")
     for block in blocks:

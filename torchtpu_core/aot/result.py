@@ -288,7 +288,7 @@ def analyse(
         ),
         tuple(
             sorted(
-                (Collective(k, g, *c, s) for (k, g, s), c in collectives.items()),
+                (Collective(k, g, c[0], c[1], c[2], s) for (k, g, s), c in collectives.items()),
                 key=lambda c: -c.sent,
             )
         ),

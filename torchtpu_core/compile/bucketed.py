@@ -153,7 +153,7 @@ def _entered(
     with torch.no_grad():
         full = torch.zeros(room, dtype=t.dtype)
         corner = full[tuple(slice(0, n) for n in base)]
-        corner.copy_(_on_host(t).permute(order).reshape(base))
+        corner.copy_(_on_host(t).permute(tuple(order)).reshape(base))
         whole = full.to(t.device)
     _C.adopt(t, whole, base, order)
     return whole

@@ -84,13 +84,15 @@ def export_stablehlo(
     from torchtpu_core.compile import layers
     from torchtpu_core.compile.control_flow import Interpreter
 
-    if isinstance(program, torch.nn.Module):
-        program = torch.export.export(program, args, kwargs)
-    program = program.run_decompositions(_composites())
-    gm = layers.share(program.graph_module)
+    exported = (
+        torch.export.export(program, args, kwargs)
+        if isinstance(program, torch.nn.Module)
+        else program
+    ).run_decompositions(_composites())
+    gm = layers.share(exported.graph_module)
     module = Module("exported")
     b = module.function("main", [], public=True)
-    specs = program.graph_signature.input_specs
+    specs = exported.graph_signature.input_specs
     placeholders = gm.graph.find_nodes(op="placeholder")
     names: dict[str, Argument] = {}
     values: list[Any] = []
@@ -110,13 +112,13 @@ def export_stablehlo(
     if random_input(b) is not None:
         names["random"] = Argument("random", "random", torch.uint64, (2,))
     results, described = [], []
-    for value, spec in zip(out, program.graph_signature.output_specs, strict=True):
+    for value, spec in zip(out, exported.graph_signature.output_specs, strict=True):
         if not isinstance(value, Value):
             continue
         results.append(value)
         described.append(_result(spec, value, names))
     b.finish(results)
-    state = {**program.state_dict, **program.constants}
+    state = {**exported.state_dict, **exported.constants}
     return StableHLOProgram(str(module), tuple(names.values()), tuple(described), state)
 
 

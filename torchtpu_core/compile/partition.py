@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 
-#: what a saved random state is (lowering/random_bits.py)
-_STATE = {"size": (2,), "dtype": torch.uint64}
-
 
 def split(joint: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """(forward, backward) of a joint graph."""
@@ -61,8 +58,8 @@ def _state(device: torch.device, node: torch.fx.Node) -> torch.Tensor:
     val = node.meta["val"]
     if device.type != "tpu":
         return val
-    with val.fake_mode:
-        return torch.empty(*_STATE["size"], dtype=_STATE["dtype"], device=device)
+    with val.fake_mode:  # what it is, lowering/random_bits.py says
+        return torch.empty(2, dtype=torch.uint64, device=device)
 
 
 def barrier(*values: torch.Tensor) -> list[torch.Tensor]:

@@ -150,6 +150,7 @@ class _Eager:
 
         node = self.node
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+        assert callable(node.target)  # a call_function
         env[node] = node.target(*args, **kwargs)
 
 
