@@ -9,7 +9,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from tests.aot import sweep
 from torchtpu_core import aot, plugin
 
-_ENTRIES = ("cumsum", "sort", "index_add", "softmax", "linalg.qr", "logical_and")
+_ENTRIES = ("cumsum", "logcumsumexp", "sort", "index_add", "softmax", "linalg.qr", "logical_and")
 
 
 @pytest.mark.skipif(plugin.libtpu_path() is None, reason="libtpu is not installed")
@@ -20,7 +20,7 @@ def test_lowerings_compile_for_a_tpu() -> None:
     assert not [c for c in found if c.program is None]
     reached = {c.op for c in found}
     assert {"aten::sort.default", "aten::cumsum.default", "aten::_softmax.default"} <= reached
-    results = aot.compile_many([c.program for c in found], "v5e:1x1")
+    results = aot.compile_many([c.program for c in found], "v6e:1x1")
     failed = [(c.op, c.dtype, r) for c, r in zip(found, results) if isinstance(r, aot.AotError)]
     assert not failed
 
