@@ -43,6 +43,7 @@ class BucketedGraph:
         self._inexact = padded.Inexact
         self._entries: dict[tuple, _Entry] = {}
         self._lock = threading.Lock()
+        self._said = False
         self._interface: Interface | None = None
         try:
             self._interface = Interface(program)
@@ -89,14 +90,17 @@ class BucketedGraph:
         return GraphProgram(layers.share(torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))))
 
     def _specialise(self, reason: Exception) -> None:
-        if self._interface is not None or not self._entries:
+        """From now on a program for each set of sizes; says so once."""
+        with self._lock:
+            said, self._said = self._said, True
+            self._interface = None
+            self._entries = {}
+        if not said:
             warnings.warn(
                 f"{self.name}: padding its open sizes would not be exact, so it is compiled for "
                 f"each set of sizes ({reason})",
-                stacklevel=2,
+                stacklevel=3,
             )
-        self._interface = None
-        self._entries.clear()
 
 
 class _Entry:
