@@ -112,9 +112,9 @@ class Sizes:
             return functools.reduce(b.minimum, self._alike([self._emit(a) for a in args]))
         if isinstance(e, (sympy.Pow, F.PowByNatural)) and args[1].is_Integer and args[1] > 0:
             return functools.reduce(b.multiply, [self._emit(args[0])] * int(args[1]))
-        if isinstance(e, F.CleanDiv) or (isinstance(e, F.FloorDiv) and _natural(*args)):
+        if isinstance(e, F.CleanDiv) or (isinstance(e, F.FloorDiv) and self._natural(*args)):
             return b.divide(*(self._emit(a) for a in args))
-        if isinstance(e, (F.Mod, F.PythonMod)) and _natural(*args):
+        if isinstance(e, (F.Mod, F.PythonMod)) and self._natural(*args):
             return b.remainder(*(self._emit(a) for a in args))
         if isinstance(e, F.ToFloat):
             return b.convert(self._emit(args[0]), "f64")
@@ -128,13 +128,13 @@ class Sizes:
             return self._emit(args[0])
         raise Inexact(f"the number {e}")
 
+    def _natural(self, x: sympy.Basic, y: sympy.Basic) -> bool:
+        """Whether truncating and flooring division of the two are one."""
+        lows = [bound_sympy(v, self._ranges).lower for v in (x, y)]
+        return bool(lows[0] >= 0) and bool(lows[1] >= 1)
+
     def _alike(self, xs: list[Value]) -> list[Value]:
         return [self.b.convert(x, "f64") for x in xs] if any(x.dtype == "f64" for x in xs) else xs
-
-
-def _natural(x: sympy.Basic, y: sympy.Basic) -> bool:
-    """Where truncating and flooring division are one."""
-    return bool(x.is_nonnegative) and bool(y.is_positive)
 
 
 # ---- sizes as products ---------------------------------------------------------------------------
