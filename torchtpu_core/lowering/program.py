@@ -548,6 +548,8 @@ def _finish(
             returns_new.append(("outs", where))
         elif v is None:
             returns_new.append(("none",))
+        elif isinstance(v, int):
+            returns_new.append(("value", v))
         else:
             returns_new.append(("out", len(results)))
             new_output(b, plan, results, v, hint)

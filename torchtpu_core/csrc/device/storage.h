@@ -42,11 +42,11 @@ class SpinLock {
   std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
 };
 
-// The mutable cell behind a storage. `lock` guards dtype, dims, padded and buffer; the rest is set while
-// nobody else knows the slot. The base (dtype, dims) describes `buffer`; with no buffer the
-// contents are uninitialised. In a padded slot the buffer has more elements than `dims` says, in the
-// same order of dimensions; the base is its leading corner and the rest is anything. Reading a tensor in one thread while another writes it is a race, as
-// on every device.
+// The mutable cell behind a storage. `lock` guards dtype, dims, padded and buffer; the rest is set
+// while nobody else knows the slot. The base (dtype, dims) describes `buffer`; with no buffer the
+// contents are uninitialised. In a padded slot the buffer has more elements than `dims` says, in
+// the same order of dimensions; the base is its leading corner and the rest is anything. Reading a
+// tensor in one thread while another writes it is a race, as on every device.
 struct Slot {
   SpinLock lock;
   c10::DeviceIndex device = 0;

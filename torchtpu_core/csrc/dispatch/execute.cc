@@ -43,9 +43,8 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
     case InputPlan::kScalar:
       return number_buffer(call.scalars[plan.index]->toScalar(), plan.dtype, call.device);
     case InputPlan::kRandom: {
-      auto [seed, offset] =
-          generator_for(call.generator, call.device)
-              .reserve(call.random_blocks.value_or(program.random_blocks));
+      auto [seed, offset] = generator_for(call.generator, call.device)
+                                .reserve(call.random_blocks.value_or(program.random_blocks));
       return random_state_buffer(seed, offset, call.device);
     }
   }
@@ -179,7 +178,8 @@ void execute(const char* name, const Program& program, Call& call, size_t num_ar
       case ReturnPlan::kArgument:
         results.push_back(stack[first + r.index]);
         break;
-      case ReturnPlan::kValue:  // only graphs
+      case ReturnPlan::kValue:
+        results.push_back(r.value);
         break;
     }
   }

@@ -201,6 +201,7 @@ const std::unordered_set<std::string>& native_names() {
       "aten::_copy_from_and_resize",
       "aten::record_stream",
       "aten::_nested_tensor_from_mask_left_aligned",
+      "aten::_fused_sdp_choice",
       // csrc/layouts
       "aten::_to_sparse",
       "aten::_to_sparse.sparse_dim",

@@ -8,8 +8,9 @@
 
 namespace torchtpu {
 
-// The whole buffer of `t` as a tensor of sizes `room`, sharing it; undefined unless `t` is all of its
-// storage, its dims lie in memory in `order`, and its base is `base` in a buffer of dims `room`.
+// The whole buffer of `t` as a tensor of sizes `room`, sharing it; undefined unless `t` is all of
+// its storage, its dims lie in memory in `order`, and its base is `base` in a buffer of dims
+// `room`.
 at::Tensor padded_view(const at::Tensor& t, const Dims& base, const Dims& room, const Dims& order);
 
 // A new tensor of `sizes`, its dims in memory in `order`, whose base of dims `base` is the leading

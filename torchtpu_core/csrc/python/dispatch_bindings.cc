@@ -71,8 +71,10 @@ void bind_dispatch(py::module_& m) {
           const at::Tensor all = padded_view(t, dims(base), dims(room), dims(order));
           return all.defined() ? std::optional<at::Tensor>(all) : std::nullopt;
         });
-  m.def("corner", [](const at::Tensor& all, const Ints& base, const Ints& sizes,
-                     const Ints& order) { return corner(all, dims(base), dims(sizes), dims(order)); });
+  m.def("corner",
+        [](const at::Tensor& all, const Ints& base, const Ints& sizes, const Ints& order) {
+          return corner(all, dims(base), dims(sizes), dims(order));
+        });
   m.def("adopt", [](const at::Tensor& t, const at::Tensor& all, const Ints& base,
                     const Ints& order) { return adopt(t, all, dims(base), dims(order)); });
   m.def("get_mode", [] { return mode() == Mode::kDebug ? "debug" : "strict"; });
