@@ -209,6 +209,8 @@ class _Check:
     def _same_canonical(
         self, canonical: rules.Canonical, expected: Any, actual: Any, sample: Sample
     ) -> bool:
+        if isinstance(sample.args[-1], tuple) and len(sample.args[-1]) == len(tensors_in(expected)):
+            sample = sample._replace(args=sample.args[:-1])  # of the out variant
         try:
             forms = [canonical(_on_cpu(result), sample) for result in (expected, actual)]
         except Exception:

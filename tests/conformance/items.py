@@ -23,6 +23,7 @@ FAST: tuple[tuple[str, str, int], ...] = (
     ("forward", "float32", 2),
     ("backward", "float32", 2),
     ("forward", "bfloat16", 1),
+    ("backward", "bfloat16", 1),
     ("forward", "int64", 1),
     ("forward", "bool", 1),
 )

@@ -15,12 +15,16 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
+import sympy
 import torch
+from torch.utils import _pytree as pytree
 
 import torchtpu_core._C as _C
 from torchtpu_core.compile import buckets, layers
+from torchtpu_core.compile.control_flow import Interpreter
 from torchtpu_core.compile.graph_program import GraphProgram
 from torchtpu_core.compile.recompiles import Watch
+from torchtpu_core.stablehlo import Module
 
 
 @lru_cache(maxsize=4096)
@@ -59,7 +63,7 @@ class BucketedGraph:
     def __call__(self, args: list[Any]) -> list[Any]:
         interface = self._interface
         if interface is None or not buckets.enabled():
-            return self.exact(args)
+            return self._run_exact(args)
         sources = interface.symbols.values()
         values = [args[i] if d is None else args[i].shape[d] for i, d in sources]
         key = tuple(
@@ -76,7 +80,30 @@ class BucketedGraph:
             return entry(given, values)
         except self._inexact as e:
             self._specialise(e)
-            return self.exact(given)
+            return self._run_exact(given)
+
+    def _run_exact(self, args: list[Any]) -> list[Any]:
+        given = list(args) if self._aliases else []
+        results = self.exact(args)
+        if given:
+            walk = Interpreter(Module().function("main", []), self.program.gm)
+            for node, x in zip(self.program.placeholders, given):
+                if isinstance(x, torch.Tensor):
+                    walk.bind(node.meta.get("val"), x.shape, x.stride())
+                else:
+                    walk.bind_number(node.meta.get("val"), x)
+            for place, source, placed in self._aliases:
+                sizes, strides, offset = pytree.tree_map(
+                    lambda n: int(sympy.sympify(n).xreplace(walk.symbols)), placed
+                )
+                results[place] = _view(given[source], sizes, strides, offset)
+        return results
+
+    @cached_property
+    def _aliases(self) -> list[tuple[int, int, tuple]]:
+        from torchtpu_core.compile.padded.program import aliases
+
+        return aliases(self.program)
 
     def _build_exact(self, args: Sequence[Any]) -> Any:
         return self._shared.build(args)

@@ -98,7 +98,7 @@ def _topk(b, x, k, dim=-1, largest=True, sorted=True):
     results = [TensorType(key.dtype, shape), TensorType("i32", shape)]
     key, index = b.op("chlo.top_k", [key], results, f"k = {k} : i64")
     if not largest:
-        key = -key if key.dtype in T.FLOATS else b.not_(key)
+        key = 0.0 - key if key.dtype in T.FLOATS else b.not_(key)  # a zero stays positive
     return b.moveaxis(key, -1, dim), b.moveaxis(index, -1, dim).to("i64")
 
 

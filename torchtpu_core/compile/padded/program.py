@@ -141,7 +141,7 @@ class Interface:
                 self.outputs.append(("none",) if node is None else ("number", sympy.sympify(node)))
             elif target in position:
                 self.outputs.append(("arg", position[target]))
-            elif (source := self._viewed(node, position)) is not None:
+            elif (source := _viewed(owner, node, position)) is not None:
                 self.outputs.append(("view", source, len(self.views)))
                 self.views.append(_placed(node, owner.placeholders[source]))
             elif isinstance(node.meta.get("val"), torch.Tensor):
@@ -161,16 +161,6 @@ class Interface:
         self.results: list[Port | None] = [self._port(n.meta["val"]) for n in self.nodes]
         for i, place in self.written:
             self.results[place] = self.inputs[i]
-
-    def _viewed(self, node: torch.fx.Node, position: dict[torch.fx.Node, int]) -> int | None:
-        """The argument that a result is a view of, if the graph does not write it."""
-        while node.target is operator.getitem or getattr(node.target, "is_view", False):
-            node = node.args[0]
-        if node not in position or node in self.owner.copies.values():
-            return None
-        val = node.meta["val"]
-        on_device = isinstance(val, torch.Tensor) and val.device.type == "tpu"
-        return position[node] if on_device else None
 
     def rooms(self, bounds: Bounds) -> list[tuple[int, ...]]:
         """The dims of the inputs' buffers in a bucket."""
@@ -219,6 +209,35 @@ class Interface:
             self.random_blocks = host_function(list(self.symbols), state.total)
         log(plan)
         return plan
+
+
+def aliases(owner: GraphProgram) -> list[tuple[int, int, tuple]]:
+    """(place among the results, argument, (sizes, strides, offset)) of the results that are views
+    of arguments. AOTAutograd makes the user's tensor anew from what such a result looks like.
+    """
+    position = {n: i for i, n in enumerate(owner.placeholders)}
+    nodes = next(n for n in owner.gm.graph.nodes if n.op == "output").args[0]
+    found = []
+    for place, node in enumerate(nodes):
+        if not isinstance(node, torch.fx.Node) or owner.copies.get(node, node) in position:
+            continue
+        source = _viewed(owner, node, position)
+        if source is not None:
+            found.append((place, source, _placed(node, owner.placeholders[source])))
+    return found
+
+
+def _viewed(
+    owner: GraphProgram, node: torch.fx.Node, position: dict[torch.fx.Node, int]
+) -> int | None:
+    """The argument that a result is a view of, if the graph does not write it."""
+    while node.target is operator.getitem or getattr(node.target, "is_view", False):
+        node = node.args[0]
+    if node not in position or node in owner.copies.values():
+        return None
+    val = node.meta["val"]
+    on_device = isinstance(val, torch.Tensor) and val.device.type == "tpu"
+    return position[node] if on_device else None
 
 
 def _placed(node: torch.fx.Node, source: torch.fx.Node) -> tuple:
