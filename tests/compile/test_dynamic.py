@@ -83,7 +83,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "log_softmax": lambda x: x.log_softmax(1),
     "layer_norm": lambda x: (F.layer_norm(x, (16,), WEIGHT[0].to(x.device)), F.rms_norm(x, (16,))),
     "layer_norm_open": lambda x: F.layer_norm(x, x.shape[1:]),
-    "batch_norm": lambda x: F.batch_norm(x.transpose(1, 2), None, None, training=True),
+    "batch_norm": lambda x: F.batch_norm(x.mT.contiguous(), None, None, training=True),
     "group_norm": lambda x: F.group_norm(x.transpose(1, 2), 4),
     "reduce_bf16": lambda x: x.bfloat16().mean(1),
     "reduce_int": lambda x: ((x * 9).int().sum(1), (x * 9).int().amax(1), (x > 0).sum()),
@@ -240,7 +240,8 @@ def assert_like_cpu(
     (wanted,) = T.autograd.grad([e for _, e in pairs], given, weights)
     # in the layout of the results, so that autograd has nothing to copy
     sent = [
-        T.empty_strided(a.shape, a.stride()).copy_(w).to("tpu") for (a, _), w in zip(pairs, weights)
+        T.empty_strided(a.shape, a.stride(), dtype=a.dtype).copy_(w).to("tpu")
+        for (a, _), w in zip(pairs, weights)
     ]
     before = torchtpu_core.stats()
     (got,) = T.autograd.grad([a for a, _ in pairs], device, sent)
