@@ -15,7 +15,7 @@ from tests.conformance.items import Item, applies, dtype_named, operators
 
 # One dtype a kind; `make conformance` has the others.
 _DTYPES = ("float32", "int64", "complex64")
-_SAMPLES = 10
+_SAMPLES = 5
 
 
 def _items() -> Iterator[Any]:

@@ -69,3 +69,31 @@ def test_programs_are_logged_on_every_run(run_python: Callable[..., Any], tmp_pa
         env = {"TORCHTPU_CACHE_DIR": str(tmp_path), "TORCHTPU_LOG": "programs"}
         done = run_python("import torch; torch.ones(2, device='tpu').add(1).cpu()", **env)
         assert "torchtpu program aten::add.Tensor" in done.stderr
+
+
+def test_programs_that_were_let_go_are_built_again() -> None:
+    """From disk, with the same results; those used last stay."""
+    import torch
+
+    import torchtpu_core
+    from torchtpu_core import _C
+
+    def run() -> list[float]:
+        return [(torch.ones(n, device="tpu") * 2).sum().item() for n in range(1, 30)]
+
+    def loads() -> int:
+        stats = torchtpu_core.stats()
+        return stats["programs_compiled"] + stats["programs_loaded"]
+
+    expected = run()
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="tpu")
+    x = torch.ones(3, device="tpu")
+    y = compiled(x)
+    before = loads()
+    assert run() == expected and loads() == before
+    _C._evict_programs(10)
+    assert run() == expected and loads() > before
+    torch.testing.assert_close(compiled(x), y)
+    before = loads()
+    _C._evict_programs(1 << 40)  # room for all: nothing goes
+    assert run() == expected and loads() == before

@@ -95,22 +95,22 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
   }
   const size_t n = traits_.size();
   Call call;
-  const Program* program = find_or_build(op, stack, n, call);
+  const ProgramPtr program = find_or_build(op, stack, n, call);
   if (program == nullptr) return;
   if (program->kind == Program::kComposite) return call_composite(op, stack);
   execute(name_.c_str(), *program, call, n, *stack);
 }
 
 // The program of the call on the stack; null when the call has been handled otherwise.
-const Program* BoxedKernel::find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack,
-                                          size_t n, Call& call) {
+ProgramPtr BoxedKernel::find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                                      size_t n, Call& call) {
   for (int attempt = 0;; ++attempt) {
     const auto args = torch::jit::last(*stack, n);
     describe(name_.c_str(), traits_, args, call);
     if (call.device < 0) {
       call.device = c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice().index();
     }
-    if (const Program* program = programs_.find(call)) [[likely]] {
+    if (ProgramPtr program = programs_.find(call)) [[likely]] {
       stats().cache_hits.fetch_add(1, std::memory_order_relaxed);
       return program;
     }

@@ -30,8 +30,8 @@ class BoxedKernel final : public c10::OperatorKernel {
 
  private:
   void resolve(const c10::OperatorHandle& op);
-  const Program* find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t n,
-                               Call& call);
+  ProgramPtr find_or_build(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t n,
+                           Call& call);
 
   std::string name_;
   Hook hook_;

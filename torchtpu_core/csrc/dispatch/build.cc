@@ -8,6 +8,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <fstream>
 
 #include "../device/errors.h"
 #include "../device/runtime.h"
@@ -245,9 +246,21 @@ pjrt::CompileOptions compile_options(const pjrt::Client& client) {
   return options;
 }
 
+// How many programs may be loaded. XLA's CPU compiler maps about three pieces of memory for each,
+// the system allows a process so many mappings, and XLA does not survive the refusal of one.
+size_t most_programs() {
+  static const size_t most = [] {
+    size_t mappings = 65530;
+    if (std::ifstream file("/proc/sys/vm/max_map_count"); file) file >> mappings;
+    return runtime().client().platform_name() == "cpu" ? mappings / 6 : SIZE_MAX;
+  }();
+  return most;
+}
+
 // From the persistent cache, else compiled (and then cached). Called with the GIL, which is
 // released around the plugin's work.
 std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
+  evict_programs(most_programs());
   pjrt::Client& client = runtime().client();
   const pjrt::CompileOptions options = compile_options(client);
   py::object cache = py::module_::import("torchtpu_core.cache").attr("default_cache")();

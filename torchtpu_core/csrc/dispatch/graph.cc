@@ -87,7 +87,7 @@ py::list Graph::call(const py::list& args, const py::object& random_blocks) {
   const auto objects = py::reinterpret_steal<py::tuple>(PyList_AsTuple(args.ptr()));
   if (PyList_SetSlice(args.ptr(), 0, static_cast<Py_ssize_t>(n), nullptr) != 0)
     throw py::error_already_set();
-  const Program* program = nullptr;
+  ProgramPtr program;
   c10::SmallVector<at::Tensor, 4> fresh;
   {
     const Arguments arguments(name_, objects);
@@ -111,12 +111,12 @@ py::list Graph::call(const py::list& args, const py::object& random_blocks) {
   END_HANDLE_TH_ERRORS_PYBIND
 }
 
-const Program* Graph::find_or_build(c10::ArrayRef<c10::IValue> args, Call& call) {
+ProgramPtr Graph::find_or_build(c10::ArrayRef<c10::IValue> args, Call& call) {
   describe(name_.c_str(), traits_, args, call);
   if (call.device < 0) {
     call.device = c10::impl::VirtualGuardImpl(c10::DeviceType::PrivateUse1).getDevice().index();
   }
-  if (const Program* program = programs_.find(call)) {
+  if (ProgramPtr program = programs_.find(call)) {
     stats().cache_hits.fetch_add(1, std::memory_order_relaxed);
     return program;
   }

@@ -26,7 +26,7 @@ class Graph {
   size_t programs() const { return programs_.size(); }
 
  private:
-  const Program* find_or_build(c10::ArrayRef<c10::IValue> args, Call& call);
+  ProgramPtr find_or_build(c10::ArrayRef<c10::IValue> args, Call& call);
 
   const std::string name_;
   const std::vector<ArgumentTraits> traits_;  // of no run-time numbers

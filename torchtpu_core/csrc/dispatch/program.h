@@ -4,6 +4,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <atomic>
 #include <memory>
 #include <shared_mutex>
 #include <string>
@@ -60,32 +61,33 @@ struct Program {
   size_t num_results() const { return outputs.size() + !checks.empty(); }
 };
 
-// Programs by key. Readers share the lock; programs are never removed, so a found one stays valid.
+using ProgramPtr = std::shared_ptr<const Program>;
+
+// Programs by key. `mutex_` guards the entries: readers share it. A program that was found stays
+// valid while it is held; the table itself may let go of it (evict_programs).
 class ProgramTable {
  public:
-  const Program* find(const Call& call) const {
-    std::shared_lock lock(mutex_);
-    auto [at, end] = entries_.equal_range(call.hash);
-    for (; at != end; ++at) {
-      if (at->second.key == call.key) return at->second.program.get();
-    }
-    return nullptr;
-  }
+  ProgramTable();
+  ~ProgramTable();
+  ProgramTable(const ProgramTable&) = delete;
+  ProgramTable& operator=(const ProgramTable&) = delete;
 
-  const Program* insert(const Call& call, std::unique_ptr<Program> program) {
-    std::unique_lock lock(mutex_);
-    return entries_.emplace(call.hash, Entry{call.key, std::move(program)})->second.program.get();
-  }
+  ProgramPtr find(const Call& call) const;
+  ProgramPtr insert(const Call& call, std::unique_ptr<Program> program);
+  size_t size() const;
 
-  size_t size() const {
-    std::shared_lock lock(mutex_);
-    return entries_.size();
-  }
+  // For evict_programs: when each entry was last used, and the removal of those not used since.
+  void collect(std::vector<uint64_t>& uses) const;
+  void erase_unused_since(uint64_t use);
 
  private:
   struct Entry {
     Key key;
-    std::unique_ptr<Program> program;
+    ProgramPtr program;
+    mutable std::atomic<uint64_t> used;
+
+    Entry(const Key& key, ProgramPtr program, uint64_t used)
+        : key(key), program(std::move(program)), used(used) {}
   };
   struct Identity {
     size_t operator()(uint64_t h) const noexcept { return h; }
@@ -93,5 +95,9 @@ class ProgramTable {
   mutable std::shared_mutex mutex_;
   std::unordered_multimap<uint64_t, Entry, Identity> entries_;
 };
+
+// Lets go of the least recently used half of all programs where there are more than `most`: those
+// are built again, from the persistent cache, when they are called again.
+void evict_programs(size_t most);
 
 }  // namespace torchtpu

@@ -55,6 +55,7 @@ void bind_dispatch(py::module_& m) {
     names.push_back("aten::equal");  // whole in its hook
     return names;
   });
+  m.def("_evict_programs", evict_programs, py::arg("most"));
   m.def("program_flags", program_flags);
   m.def("set_program_flags", set_program_flags, py::arg("mask"), py::arg("value"));
   m.def("set_mode", [](const std::string& name) { set_mode(mode_by_name(name)); });
