@@ -87,7 +87,7 @@ def look(node: Node) -> Hashable:
     leaves = val if isinstance(val, (list, tuple)) else [val]
     hops = isinstance(node.target, torch._ops.HigherOrderOperator)
     if node.target is _aten.copy_.default or not (
-        hops or all(x is None or isinstance(x, torch.Tensor) for x in leaves)
+        hops or all(x is None or type(x) is int or isinstance(x, torch.Tensor) for x in leaves)
     ):
         return node  # a write, or a number that is known only at the call: like no other
     return node.target, _frozen((node.args, node.kwargs), _type), _type(node), precision.mark(node)
