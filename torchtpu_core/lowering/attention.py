@@ -46,8 +46,8 @@ def _product(b: Builder, x: Value, y: Value, adj_y: bool = False) -> Value:
 
 
 def _product_by_key(b: Builder, x: Value, y: Value, heads: int) -> Value:
-    """The transpose of x [.., H, L, S] times y [.., H, L, E], summed over the query heads of each of
-    `heads` key heads: [.., heads, S, E]."""
+    """The transpose of x [.., H, L, S] times y [.., H, L, E], summed over the query heads of each
+    of `heads` key heads: [.., heads, S, E]."""
     batch = list(range(x.ndim - 2))
     x5, y5 = _by_key_head(b, x, heads), _by_key_head(b, y, heads)
     return dot(b, x5, y5, ((-3, -2), (-3, -2)), (batch, batch))
