@@ -405,10 +405,10 @@ def _verdict(op: OpOverload, metas: Sequence[Any], only: re.Pattern[str] | None 
 
 def _try(op: OpOverload, cpus: Sequence[Any], only: re.Pattern[str] | None) -> None:
     """Runs the CPU's kernel for the error that it raises, if the message matches `only`."""
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return  # it would draw from the CPU's generator
+    # Its draws must not move the CPU's generator.
+    draws = torch.Tag.nondeterministic_seeded in op.tags
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=draws):
             _call(op, cpus)
     except NotImplementedError as e:
         # The CPU lacks some kernels of low-precision floats and wide integers that a device has.
