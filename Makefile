@@ -76,7 +76,9 @@ format: env
 	@$(BIN)/clang-format -i $(CXX_SOURCES)
 
 bench: env
-	@for name in $(BENCHMARKS); do $(PY) -m benchmarks.$$name $(BENCH_ARGS) || exit 1; done
+	@missed=; for name in $(BENCHMARKS); do \
+	   $(PY) -m benchmarks.$$name $(BENCH_ARGS) || missed="$$missed $$name"; \
+	 done; test -z "$$missed" || { echo "bench: targets missed by:$$missed"; exit 1; }
 
 conformance: env
 	@$(PY) -m tests.conformance $(ARGS)
