@@ -91,7 +91,8 @@ def test_programs_that_were_let_go_are_built_again() -> None:
     y = compiled(x)
     before = loads()
     assert run() == expected and loads() == before
-    _C._evict_programs(10)
+    for _ in range(20):  # half of all each time, whatever else this process has loaded
+        _C._evict_programs(10)
     assert run() == expected and loads() > before
     torch.testing.assert_close(compiled(x), y)
     before = loads()
