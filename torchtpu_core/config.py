@@ -155,7 +155,7 @@ VARIABLES: dict[str, Variable] = {
             "",
             _programs,
             "a directory, which need not exist yet",
-            "Where TORCHTPU_LOG=programs writes graphs. Default: torchtpu-programs among the "
+            "Where TORCHTPU_LOG=programs writes them. Default: torchtpu-programs among the "
             "system's temporary files.",
         ),
     )
