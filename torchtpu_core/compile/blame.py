@@ -19,7 +19,7 @@ from torchtpu_core import _C, plugin, programs
 from torchtpu_core.compile import layers, pieces
 from torchtpu_core.compile.control_flow import Interpreter
 from torchtpu_core.lowering.dtypes import mlir
-from torchtpu_core.lowering.program import Plan, TensorSpec
+from torchtpu_core.lowering.program import Plan
 from torchtpu_core.lowering.random_bits import random_input
 from torchtpu_core.stablehlo import Module, TensorType, Value
 
@@ -53,11 +53,7 @@ def culprit(
 ) -> Node | None:
     """The first node that `compile_` does not take by itself; None if it takes each."""
     walk = Interpreter(Module().function("main", []), gm)
-    for node, x in zip(placeholders, args):
-        if isinstance(x, TensorSpec):
-            walk.bind(node.meta.get("val"), x.sizes, x.strides)
-        else:
-            walk.bind_number(node.meta.get("val"), x)
+    walk.bind_call(placeholders, args)
     return _first(gm, walk, compile_, set())
 
 

@@ -87,11 +87,7 @@ class BucketedGraph:
         results = self.exact(args)
         if given:
             walk = Interpreter(Module().function("main", []), self.program.gm)
-            for node, x in zip(self.program.placeholders, given):
-                if isinstance(x, torch.Tensor):
-                    walk.bind(node.meta.get("val"), x.shape, x.stride())
-                else:
-                    walk.bind_number(node.meta.get("val"), x)
+            walk.bind_call(self.program.placeholders, given)
             for place, source, placed in self._aliases:
                 sizes, strides, offset = pytree.tree_map(
                     lambda n: int(sympy.sympify(n).xreplace(walk.symbols)), placed

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torchtpu_core.compile import hops, layers, outline, partition
 from torchtpu_core.compile.hops import common
 from torchtpu_core.lowering import graph
+from torchtpu_core.lowering.program import TensorSpec
 from torchtpu_core.stablehlo import Builder, Value
 
 _aten = torch.ops.aten
@@ -36,6 +37,17 @@ class Interpreter(graph.Interpreter):
         self.functions: dict[Any, Any] = {}
 
     # ---- open sizes ------------------------------------------------------------------------------
+
+    def bind_call(self, placeholders: Sequence[torch.fx.Node], args: Sequence[Any]) -> None:
+        """Learns the symbols of a call from its arguments: tensors, their specs, or numbers."""
+        for node, x in zip(placeholders, args):
+            val = node.meta.get("val")
+            if isinstance(x, torch.Tensor):
+                self.bind(val, x.shape, x.stride())
+            elif isinstance(x, TensorSpec):
+                self.bind(val, x.sizes, x.strides)
+            else:
+                self.bind_number(val, x)
 
     def bind(self, val: Any, sizes: Sequence[int], strides: Sequence[int]) -> None:
         """Learns the symbols of a placeholder's fake tensor from the call's sizes and strides."""

@@ -151,11 +151,7 @@ class _Lowering(control_flow.Interpreter):
     ):
         super().__init__(b, owner.gm)
         self.owner, self.args, self.inputs, self.bases = owner, args, inputs, bases
-        for node, x in zip(owner.placeholders, args):
-            if isinstance(x, program.TensorSpec):
-                self.bind(node.meta.get("val"), x.sizes, x.strides)
-            else:
-                self.bind_number(node.meta.get("val"), x)
+        self.bind_call(owner.placeholders, args)
 
     def argument(self, node: torch.fx.Node, x: Any) -> Any:
         """What a placeholder stands for."""
