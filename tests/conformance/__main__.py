@@ -4,6 +4,7 @@ came of it.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,8 @@ from tests.conformance.items import (
     select,
 )
 from tests.conformance.pool import run_items
+
+_SAVE_SECONDS = 60.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -65,6 +68,9 @@ def main(
     report_path: Annotated[
         Path | None, typer.Option("--report", help="JSON report to update with this run.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Leave out what the report already has.")
+    ] = False,
     summary: Annotated[
         Path | None, typer.Option(help="Markdown page to write from the report.")
     ] = None,
@@ -101,16 +107,14 @@ def main(
     use_test_cache()
     before = report.load(baseline) if baseline is not None else None
     ran = report.Report(info={"samples": "fast subset" if fast else samples})
-    _run(items, device, workers, timeout, ran, console)
-    _print(ran, console, None, causes, top_failures, verbose)
-
     kept = ran
     if report_path is not None:
         kept = report.load(report_path)
         kept.info = ran.info
-        for item in items:
-            kept.add(item, ran.results[item.op][item.key])
-        report.save(kept, report_path)
+        if resume:
+            items = [i for i in items if i.key not in kept.results.get(i.op, {})]
+    _run(items, device, workers, timeout, [ran, kept], report_path, console)
+    _print(ran, console, None, causes, top_failures, verbose)
     if summary is not None:
         summary.parent.mkdir(parents=True, exist_ok=True)
         summary.write_text(report.markdown(kept))
@@ -128,9 +132,14 @@ def _run(
     device: str,
     workers: int,
     timeout: float,
-    ran: report.Report,
+    reports: list[report.Report],
+    path: Path | None,
     console: Console,
 ) -> None:
+    """Run the items; the last of the reports is kept in the file as it grows, so that a run that is
+    cut short can be resumed.
+    """
+    saved = time.monotonic()
     counts = {"pass": 0, "skip": 0, "bad": 0}
     progress = Progress(
         TextColumn("{task.fields[op]:<40.40}"),
@@ -145,7 +154,12 @@ def _run(
         task = progress.add_task("", total=len(items), op="starting", counts="")
 
         def hear(item: Item, result: Result) -> None:
-            ran.add(item, result)
+            nonlocal saved
+            for one in reports:
+                one.add(item, result)
+            if path is not None and time.monotonic() - saved > _SAVE_SECONDS:
+                report.save(reports[-1], path)
+                saved = time.monotonic()
             counts[result.status if result.status in counts else "bad"] += 1
             text = f"{counts['pass']} pass, {counts['bad']} do not, {counts['skip']} skipped"
             progress.update(task, advance=1, op=item.name, counts=text)
@@ -159,8 +173,10 @@ def _run(
             workers=workers,
             timeout=timeout,
             on_result=hear,
-            on_info=ran.info.update,
+            on_info=reports[0].info.update,
         )
+    if path is not None:
+        report.save(reports[-1], path)
 
 
 def _print(
