@@ -8,6 +8,7 @@ are compared instead).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import traceback
@@ -131,9 +132,13 @@ class _Check:
             raise CpuFails(f"CPU: {type(error).__name__}: {_first_line(error)}") from error
 
     def actual(self, call: Callable[[Sample], Any], sample: Sample) -> Any:
-        """The device's result, from the same seed as the CPU's."""
+        """The device's result, from the same seed as the CPU's; what names no device and has no
+        tensors is called with the device as default.
+        """
         seed_all(_SEED)
-        return call(sample)
+        placed = "device" in sample.kwargs or tensors_in((sample.args, sample.kwargs))
+        with contextlib.nullcontext() if placed else torch.device(self.device):
+            return call(sample)
 
     def compare(
         self, expected: Any, actual: Any, call: Callable[[Sample], Any], sample: Sample
