@@ -106,7 +106,7 @@ def main(
 
     use_test_cache()
     before = report.load(baseline) if baseline is not None else None
-    ran = report.Report(info={"samples": "fast subset" if fast else samples})
+    ran = report.Report()
     kept = ran
     if report_path is not None:
         kept = report.load(report_path)

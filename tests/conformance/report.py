@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from tests.conformance import known
 from tests.conformance.check import STATUSES, Result
 from tests.conformance.items import EXTENDED, Item, operators
 
@@ -31,10 +32,16 @@ class Report:
 
     info: dict[str, str] = field(default_factory=dict)
     results: dict[str, dict[str, Result]] = field(default_factory=dict)
+    #: samples an operator, by column: "all", a number, or what was mixed, with commas
+    samples: dict[str, str] = field(default_factory=dict)
 
     def add(self, item: Item, result: Result) -> None:
         """Take in one result, in place of an earlier one for the same item."""
         self.results.setdefault(item.op, {})[item.key] = result
+        ran = "all" if item.samples is None else str(item.samples)
+        taken = self.samples.setdefault(item.key, ran).split(", ")
+        if ran not in taken:
+            self.samples[item.key] = ", ".join([*taken, ran])
 
     def items(self) -> Iterable[tuple[str, str, Result]]:
         """(operator, column, result) in the database's order."""
@@ -105,7 +112,7 @@ def load(path: Path) -> Report:
     if not path.exists():
         return Report()
     data = json.loads(path.read_text())
-    report = Report(info=data["info"])
+    report = Report(info=data["info"], samples=data["info"].pop("samples"))
     for op, statuses in data["results"].items():
         strides = statuses.pop("strides", {})
         for status, keys in statuses.items():
@@ -141,7 +148,7 @@ def save(report: Report, path: Path) -> None:
         if strides:
             entry["strides"] = strides
         lines.append(f"{json.dumps(op)}: {json.dumps(entry)}")
-    info = {**report.info, "date": date.today().isoformat()}
+    info = {**report.info, "samples": report.samples, "date": date.today().isoformat()}
     text = f'{{"info": {json.dumps(info)},\n"results": {{\n' + ",\n".join(lines) + "\n}}\n"
     path.write_text(text)
 
@@ -152,11 +159,12 @@ def summary_rows(report: Report) -> list[list[str]]:
     for key, counts in report.counts().items():
         variant, _, dtype = key.partition("/")
         numbers = [str(counts[status]) for status in STATUSES]
-        rows.append([variant, dtype, *numbers, f"{pass_rate(counts):.1f} %"])
+        taken = report.samples.get(key, "")
+        rows.append([variant, dtype, taken, *numbers, f"{pass_rate(counts):.1f} %"])
     return rows
 
 
-_HEADER = ["variant", "dtype", *STATUSES, "pass rate"]
+_HEADER = ["variant", "dtype", "samples", *STATUSES, "pass rate"]
 
 
 def print_summary(report: Report, console: Console) -> None:
@@ -214,21 +222,23 @@ def markdown(report: Report) -> str:
         "`python -m tests.conformance --report ... --summary ...`; the JSON has every item.",
         "",
         f"torch {info.get('torch', '?')}, device {info.get('device', '?')} "
-        f"({info.get('name', '?')}), samples per operator: {info.get('samples', '?')}, "
+        f"({info.get('name', '?')}), "
         f"{info.get('date', date.today().isoformat())}.",
         "",
-        "`skip`: the CPU cannot run it either; not counted in the pass rate.",
+        "`samples`: how many of the database an item ran. `skip`: the CPU cannot run it either;",
+        "not counted in the pass rate.",
         "",
         "| " + " | ".join(_HEADER) + " |",
         "|---|---|" + "--:|" * (len(_HEADER) - 2),
     ]
     lines += ["| " + " | ".join(row) + " |" for row in summary_rows(report)]
-    causes = report.causes()
-    if causes:
-        lines += ["", "## Causes", "", "| operators | items | cause | where |", "|--:|--:|---|---|"]
-    for cause in causes[:60]:
-        title = cause.title.replace("|", "\\|")
-        lines.append(f"| {len(cause.where)} | {cause.items} | {title} | {_names(cause, 12)} |")
-    if len(causes) > 60:
-        lines.append(f"\n{len(causes) - 60} rarer causes are in the JSON.")
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for op, key, result in report.items():
+        if result.status in _BAD:
+            name = f"{op}[{key}]"
+            by_reason[known.reason(name) or f"unknown: {result.cause}"].append(name)
+    if by_reason:
+        lines += ["", "## What does not pass, and why", ""]
+    for why, names in sorted(by_reason.items(), key=lambda pair: -len(pair[1])):
+        lines += [f"- {why}:", f"  {', '.join(f'`{name}`' for name in names)}"]
     return "\n".join(lines) + "\n"
