@@ -6,6 +6,7 @@ on disk.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import warnings
@@ -66,13 +67,13 @@ def main() -> int:
     """Measure, print the median and the slowest."""
     parser = _measure.parser(__doc__.splitlines()[0])
     parser.add_argument("--samples", default="2", help="samples an operator, or 'all'")
-    parser.add_argument("--ops", default="", help="only operators that contain this")
+    parser.add_argument("--ops", default="", help="only operators that match this regex")
     args = parser.parse_args()
     limit = None if args.samples == "all" else int(args.samples)
     costs: list[Cost] = []
     warnings.simplefilter("ignore")  # of deprecated operators
     for name, op in operators().items():
-        if args.ops not in name or torch.float32 not in op.supported_dtypes("cpu"):
+        if not re.search(args.ops, name) or torch.float32 not in op.supported_dtypes("cpu"):
             continue
         for sample in samples.draw(op, torch.float32, limit, requires_grad=op.supports_autograd):
             cost = _cost(name, op, sample)
