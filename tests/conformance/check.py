@@ -328,22 +328,22 @@ def _out_once(
 
     sample = sample._replace(args=(*sample.args, outs))
     on_cpu, on_device = sample.moved(Transfer("cpu")), check.to_device(sample)
-    places, theirs = ([_place(t) for t in s.args[-1]] for s in (on_device, on_cpu))
+    places, theirs = ([_memory(t) for t in s.args[-1]] for s in (on_device, on_cpu))
     expected = check.reference(call, on_cpu)
     actual = check.actual(call, on_device)
     check.compare(expected, actual, call, sample)
     # Overloads with a list of outs return nothing.
     returned = on_device.args[-1] if actual is None else (actual,) if single else actual
-    stays = [_place(t) == place for t, place in zip(on_cpu.args[-1], theirs, strict=True)]
+    stays = [_memory(t) == place for t, place in zip(on_cpu.args[-1], theirs, strict=True)]
     for given, result, place, stay in zip(on_device.args[-1], returned, places, stays, strict=True):
         if given is not result:
             raise Mismatch(Difference("the result is not the tensor given", describe(result)))
-        if keeps_place and stay and _place(given) != place:
+        if keeps_place and stay and _memory(given) != place:
             raise Mismatch(Difference("the tensor given was moved", describe(given)))
     _compare_inputs(check, sample, on_cpu, on_device, expected)
 
 
-def _place(t: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+def _memory(t: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     return t.data_ptr(), t.stride()
 
 
