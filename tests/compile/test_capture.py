@@ -136,6 +136,17 @@ def test_numbers():
         torch.testing.assert_close(compiled(x, n, a), x * n + a)
 
 
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_whole_quotients_by_a_constant_stay_whole(mode, dtype):
+    x = torch.arange(-2000, 2000, dtype=dtype) * 49
+
+    def f(x):
+        return torch.div(x, 49.0, rounding_mode=mode)
+
+    torch.testing.assert_close(tpu(f)(x.to("tpu")).cpu(), f(x), rtol=0, atol=0)
+
+
 def test_factories_and_constants():
     table = torch.randn(5, 3, device="tpu")
     large = torch.randn(40)

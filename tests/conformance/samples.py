@@ -154,4 +154,6 @@ def widened(sample: Sample) -> Sample:
             return tensor.clone()
         return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
 
-    return sample.mapped(lambda value: map_tensors(value, widen))
+    wide = sample.mapped(lambda value: map_tensors(value, widen))
+    asked = wide.kwargs.get("dtype")
+    return wide._replace(kwargs=wide.kwargs | {"dtype": _WIDER[asked]}) if asked in _WIDER else wide

@@ -46,6 +46,7 @@ _CALLS = [
     (aten.linspace.default, (0, 1, 5), {}),
     (aten.linspace.default, (-3.7, 4.2, 9), {"dtype": i64}),
     (aten.linspace.default, (0, 10, 7), {"dtype": i32}),
+    (aten.linspace.default, (50, 1, 50), {"dtype": i64}),  # a step that is whole
     (aten.linspace.default, (3, 9, 1), {}),
     (aten.linspace.default, (3, 9, 0), {}),
     (aten.linspace.default, (5, 5, 2), {"dtype": bf16}),

@@ -11,6 +11,7 @@ import torch
 
 from torchtpu_core.lowering import graph
 from torchtpu_core.lowering.dtypes import mlir
+from torchtpu_core.lowering.pointwise import quotient
 from torchtpu_core.lowering.promotion import number_dtype, opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -149,7 +150,7 @@ def _spaced(b: Builder, start: Operand, end: Operand, steps: int, compute: str) 
     if steps == 1:
         return b.reshape(start, (1,))
     i = b.iota(compute, (steps,))
-    step = (end - start) / max(steps - 1, 1)
+    step = quotient(b, end - start, b.constant(max(steps - 1, 1), compute))
     up, down = start + i * step, end - (-i + (steps - 1)) * step
     first_half = b.iota("i32", (steps,)) < steps // 2
     return b.select(first_half, up, down)

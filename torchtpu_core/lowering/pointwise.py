@@ -271,11 +271,18 @@ def _uneven(b: Builder, r: Value, y: Value) -> Value:
     return b.and_(r.ne(0), b.xor(r < 0, y < 0))
 
 
+def quotient(b: Builder, x: Value, y: Value) -> Value:
+    """x / y as IEEE 754 rounds it. XLA multiplies by the reciprocal of a constant instead, which
+    may leave a whole quotient just below the whole number.
+    """
+    return b.divide(x, b.barrier([y])[0] if y.dtype in T.FLOATS else y)
+
+
 def _divide_mode(b, x, y, *, rounding_mode):
     x, y = promote([x, y], DEFAULT if rounding_mode else FLOAT)
     if rounding_mode == "floor":
         return floor_div(b, x, y)
-    return b.divide(x, y) if rounding_mode is None else trunc(b, b.divide(x, y))
+    return b.divide(x, y) if rounding_mode is None else trunc(b, quotient(b, x, y))
 
 
 lowering("div.Tensor_mode", "div.Scalar_mode", runtime=("other",))(_divide_mode)
