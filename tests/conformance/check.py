@@ -435,6 +435,7 @@ def _compare_inputs(
         if id(expected) in done:
             continue
         untouched = difference(before, expected, lambda _: EXACT) is None
+        untouched = untouched and check.op.full_name not in rules.AVERAGES
         found = difference(expected, actual, (lambda _: EXACT) if untouched else check.tolerance)
         if found is not None:
             kind = "input changed by the call" if untouched else "input not written as on the CPU"

@@ -236,7 +236,7 @@ def markdown(report: Report) -> str:
     for op, key, result in report.items():
         if result.status in _BAD:
             name = f"{op}[{key}]"
-            by_reason[known.reason(name) or f"unknown: {result.cause}"].append(name)
+            by_reason[known.reason(name, result.cause) or f"unknown: {result.cause}"].append(name)
     if by_reason:
         lines += ["", "## What does not pass, and why", ""]
     for why, names in sorted(by_reason.items(), key=lambda pair: -len(pair[1])):

@@ -52,8 +52,13 @@ RANDOM = frozenset(
         "nn.functional.dropout2d",
         "nn.functional.dropout3d",
         "nn.functional.feature_alpha_dropout.with_train",
+        "nn.functional.fractional_max_pool2d",
+        "nn.functional.fractional_max_pool3d",
     )
 )
+
+# Write averages of copies of a statistic, which may round even where nothing is new.
+AVERAGES = frozenset(("nn.functional.instance_norm",))
 
 # Positional arguments that stay on the CPU, as on cuda.
 ON_CPU = {"tensor_split": 1}
