@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from torchtpu_core import config
 from torchtpu_core.aot.chips import CHIPS, chip_of
 
 app = typer.Typer(
@@ -80,6 +81,10 @@ def aot(
         Path | None, typer.Option("--json", help="where to write the numbers")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="where to write the executable")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="folder for a script's executables: a TPU host's TORCHTPU_CACHE_DIR"),
+    ] = None,
 ) -> None:
     """Compiles for a TPU that need not be there, and reports memory, cost and what dominates.
 
@@ -95,6 +100,10 @@ def aot(
 
     if (script is None) == (model is None):
         raise typer.BadParameter("give either a script or --model")
+    if cache is not None and (script is None or _has_entry(script, entry)):
+        raise typer.BadParameter(
+            "--cache keeps the programs of a script that is run; a function's own is kept by --save"
+        )
     try:
         chip_of(topology)
     except compiler.UnknownTopology as e:
@@ -107,7 +116,7 @@ def aot(
             assert script is not None
             found = _entry(script, entry)
             if found is None:
-                _run(script, arguments or [], topology, timeout, json_file)
+                _run(script, arguments or [], topology, timeout, json_file, cache)
                 return
             target, args, kwargs = found
         with _working(f"compiling for {topology}"):
@@ -149,12 +158,16 @@ def _model(
     return step, (weights, ids), None
 
 
-def _entry(script: Path, name: str) -> tuple[Any, Sequence[Any], Any] | None:
-    """What the script's function of that name returns; None if it has none."""
+def _has_entry(script: Path, name: str) -> bool:
     import ast
 
     tree = ast.parse(script.read_text(), str(script))
-    if not any(isinstance(n, ast.FunctionDef) and n.name == name for n in tree.body):
+    return any(isinstance(n, ast.FunctionDef) and n.name == name for n in tree.body)
+
+
+def _entry(script: Path, name: str) -> tuple[Any, Sequence[Any], Any] | None:
+    """What the script's function of that name returns; None if it has none."""
+    if not _has_entry(script, name):
         return None
     import torch
 
@@ -176,7 +189,12 @@ def _entry(script: Path, name: str) -> tuple[Any, Sequence[Any], Any] | None:
 
 
 def _run(
-    script: Path, arguments: Sequence[str], topology: str, timeout: float, json_file: Path | None
+    script: Path,
+    arguments: Sequence[str],
+    topology: str,
+    timeout: float,
+    json_file: Path | None,
+    cache: Path | None,
 ) -> None:
     """Runs a script, then compiles what it built; exits with 1 if something does not compile."""
     from torchtpu_core import aot as compiler
@@ -206,6 +224,14 @@ def _run(
             failures.append((program, r))
             table.add_row(program.name, "fails", "", "", "")
     _print(table)
+    if cache is not None:
+        from torchtpu_core.cache import ProgramCache
+
+        store = ProgramCache(cache, config.get("TORCHTPU_CACHE_SIZE"))
+        for r in results:
+            if isinstance(r, compiler.Compiled):
+                store.put(r.cache_key, r.executable)
+        _print(f"executables: {store.stats.puts} in {cache}, for hosts with {topology}")
     for program, error in failures:
         _print(f"{program.name}: {error}")
     if json_file is not None:

@@ -60,10 +60,18 @@ def test_script_with_a_program(tmp_path: Path) -> None:
 
 def test_any_script(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(_SCRIPT)
-    out = torchtpu("aot", "s.py", "hello", "--topology", "v5e:1x1", cwd=tmp_path)
+    args = ("aot", "s.py", "hello", "--topology", "v5e:1x1", "--cache", "programs")
+    out = torchtpu(*args, cwd=tmp_path)
     assert "hello 83.0" in out and "aten::mm" in out
     n = int(out.strip().splitlines()[-1].split()[0])
     assert n >= 3 and f"{n} of {n} programs compile" in out
+    assert len(list((tmp_path / "programs").glob("*.program"))) == n
+
+
+def test_a_function_is_not_for_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(_ENTRY)
+    err = torchtpu("aot", "s.py", "--cache", "programs", cwd=tmp_path, ok=False)
+    assert "--save" in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -196,6 +198,7 @@ def test_saved_executable_round_trip(compiled: aot.Compiled, tmp_path: Path) -> 
     assert again.executable == compiled.executable and again.fingerprint == compiled.fingerprint
     assert [i["name"] for i in again.inputs] == ["0.weight", "arg0"]
     again.check("TPU v5 lite", 4, compiled.topology.version)
+    assert again.cache_key == compiled.cache_key
 
 
 def test_saved_executable_is_refused_elsewhere(compiled: aot.Compiled, tmp_path: Path) -> None:
@@ -216,6 +219,42 @@ def test_saved_executable_refused_by_the_cpu_client(compiled: aot.Compiled, tmp_
     again = saved.load(saved.save(compiled, tmp_path / "layer"))
     with pytest.raises(aot.WrongChip, match=r"this host has .*cpu"):
         again.load(client)
+
+
+_INSTALLED = """
+    import torch, torchtpu_core
+    print(torch.arange(6.0).view(2, 3).to("tpu").cumsum(1).sum().item())
+    s = torchtpu_core.stats()
+    print(s["programs_compiled"], s["programs_loaded"])
+"""
+_INSTALL = """
+    import torch
+    from torchtpu_core import _C, cache, plugin
+    from torchtpu_core.aot import record, saved
+
+    with record.programs() as programs:
+        torch.arange(6.0).view(2, 3).to("tpu").cumsum(1).sum().item()
+    client = _C.pjrt.load_plugin(str(plugin.cpu_plugin_path())).create_client()
+    options = _C.pjrt.CompileOptions(overrides={{"xla_cpu_enable_fast_min_max": False}})
+    store = cache.ProgramCache({folder!r}, 1 << 30)
+    for p in programs:
+        key = cache.ProgramCache.key(client.fingerprint, options.serialize(), p.stablehlo)
+        code = client.compile(p.stablehlo, options).serialize()
+        kind, version = client.devices[0].kind, client.platform_version
+        saved.Saved(p.name, "", kind, 1, version, "", key, "", [], [], code).install(client, store)
+    print(len(programs))
+"""
+
+
+def test_installed_programs_are_found(run_python: Callable[..., Any], tmp_path: Path) -> None:
+    """XLA's CPU plugin compiles for no topology, so its own executables stand for those of one; the
+    process that records them keeps nothing.
+    """
+    folder = str(tmp_path / "programs")
+    installed = run_python(_INSTALL.format(folder=folder), TORCHTPU_CACHE_SIZE="0").stdout.split()
+    value, compiled, loaded = run_python(_INSTALLED, TORCHTPU_CACHE_DIR=folder).stdout.split()
+    assert float(value) == 26.0
+    assert compiled == "0" and loaded == installed[-1] != "0"
 
 
 def test_damaged_executable(compiled: aot.Compiled, tmp_path: Path) -> None:

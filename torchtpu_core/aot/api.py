@@ -12,11 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from torchtpu_core import _C
 from torchtpu_core.aot import chips, hlo, pool, result
 from torchtpu_core.aot.capture import Captured, Input, Target, capture
 from torchtpu_core.aot.errors import AotError, DoesNotFit, InvalidProgram, UnknownTopology
 from torchtpu_core.aot.lower import Program, lower
 from torchtpu_core.aot.sharding import Mesh, Shardings
+from torchtpu_core.cache import ProgramCache
 
 #: seconds that one compilation may take unless told otherwise
 TIMEOUT = 1800.0
@@ -142,6 +144,7 @@ def compile_program(
             stablehlo=program.stablehlo,
             hlo=text,
             fingerprint=reply["fingerprint"],
+            cache_key=_cache_key(program, reply["target"]),
             memory=result.memory_of(reply["memory"], where.memory),
             cost=reply["cost"],
             analysis=result.analyse(
@@ -155,6 +158,12 @@ def compile_program(
             inputs=tuple(_described(x) for x in program.inputs),
             outputs=tuple((t, tuple(d)) for t, d in reply["outputs"]),
         )
+
+
+def _cache_key(program: Program, target: str) -> str:
+    """What the dispatcher (csrc/dispatch/build.cc) looks the program up by where it is at home."""
+    options = _C.pjrt.CompileOptions(**program.options).serialize()
+    return ProgramCache.key(target, options, program.stablehlo)
 
 
 def _described(x: Input) -> dict[str, Any]:

@@ -145,8 +145,9 @@ class Compiled:
     """A program compiled for a topology.
 
     executable: bytes for PJRT's deserialize-and-load; stablehlo: what went in; hlo: what came out,
-    as text ("" if no report was asked for); fingerprint: libtpu's, of the executable; cost: the
-    compiler's cost analysis as it gives it.
+    as text ("" if no report was asked for); fingerprint: libtpu's, of the executable; cache_key:
+    the program's in the program cache of a host with such chips (cache.py); cost: the compiler's
+    cost analysis as it gives it.
     """
 
     name: str
@@ -156,6 +157,7 @@ class Compiled:
     stablehlo: str = field(repr=False)
     hlo: str = field(repr=False)
     fingerprint: str
+    cache_key: str
     memory: Memory
     cost: dict[str, float] = field(repr=False)
     analysis: Analysis = field(repr=False)

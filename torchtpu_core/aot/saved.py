@@ -17,16 +17,19 @@ from typing import Any
 
 from torchtpu_core.aot.errors import AotError, WrongChip
 from torchtpu_core.aot.result import Compiled
+from torchtpu_core.cache import ProgramCache, default_cache
 
 #: the first line of a file; its number changes with what the JSON means
-MAGIC = b"torchtpu executable 1\n"
+MAGIC = b"torchtpu executable 2\n"
 #: what a file's name ends in
 SUFFIX = ".tpuexe"
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The content of a file. kind, version: of the devices and the libtpu it was compiled for."""
+    """The content of a file. kind, version: of the devices and the libtpu it was compiled for;
+    cache_key: the program's in the program cache of a host that has them.
+    """
 
     name: str
     topology: str
@@ -34,6 +37,7 @@ class Saved:
     devices: int
     version: str
     fingerprint: str
+    cache_key: str
     sha256: str
     inputs: list[dict[str, Any]]
     outputs: list[Any]
@@ -59,9 +63,19 @@ class Saved:
 
     def load(self, client: Any) -> Any:
         """The program, loaded by a client (_C.pjrt.Client); WrongChip if it is not for that one."""
+        self._check(client)
+        return client.deserialize(self.executable)
+
+    def install(self, client: Any, cache: ProgramCache | None = None) -> None:
+        """Puts the program into a program cache (this process's own, TORCHTPU_CACHE_DIR): whoever
+        meets it there finds it compiled. WrongChip if it is not for `client`.
+        """
+        self._check(client)
+        (default_cache() if cache is None else cache).put(self.cache_key, self.executable)
+
+    def _check(self, client: Any) -> None:
         devices = client.devices
         self.check(devices[0].kind, len(devices), client.platform_version)
-        return client.deserialize(self.executable)
 
 
 def save(compiled: Compiled, path: str | os.PathLike[str]) -> Path:
@@ -76,6 +90,7 @@ def save(compiled: Compiled, path: str | os.PathLike[str]) -> Path:
         "devices": compiled.devices,
         "version": compiled.topology.version,
         "fingerprint": compiled.fingerprint,
+        "cache_key": compiled.cache_key,
         "sha256": hashlib.sha256(compiled.executable).hexdigest(),
         "inputs": list(compiled.inputs),
         "outputs": list(compiled.outputs),

@@ -82,6 +82,7 @@ class _Server:
             "outputs": compiled.outputs,
             "fingerprint": compiled.fingerprint.hex(),
             "version": topology.platform_version,
+            "target": topology.fingerprint,
         }
 
 

@@ -116,9 +116,9 @@ std::shared_ptr<Client> Client::create(std::shared_ptr<const Plugin> plugin,
   check(api, api->PJRT_Client_PlatformVersion(&version));
   client->platform_version_.assign(version.platform_version, version.platform_version_size);
   client->read_devices();
-  client->fingerprint_ = client->plugin().fingerprint() + ";" + client->platform_name_ + ";" +
-                         client->platform_version_ + ";" +
-                         (client->devices_.empty() ? "" : client->devices_.front().kind);
+  client->fingerprint_ = client->plugin().fingerprint_for(
+      client->platform_name_, client->platform_version_,
+      client->devices_.empty() ? "" : client->devices_.front().kind);
   if (client->platform_name_ == "cpu") client->fingerprint_ += ";" + cpu_features();
   return client;
 }

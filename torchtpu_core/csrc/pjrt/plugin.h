@@ -36,6 +36,11 @@ class Plugin {
   // Changes whenever the plugin's binary does: name, size, attributes, build id (or, without one,
   // modification time).
   const std::string& fingerprint() const { return fingerprint_; }
+  // Of machine code for devices of a kind, attached (Client) or described (Topology).
+  std::string fingerprint_for(const std::string& platform, const std::string& version,
+                              const std::string& kind) const {
+    return fingerprint_ + ";" + platform + ";" + version + ";" + kind;
+  }
 
  private:
   Plugin() = default;

@@ -71,6 +71,12 @@ std::string Topology::serialize() const {
   return {args.serialized_bytes, args.serialized_bytes_size};
 }
 
+std::string Topology::fingerprint() const {
+  const auto all = devices();
+  return plugin().fingerprint_for(platform_name(), platform_version(),
+                                  all.empty() ? "" : all.front().kind);
+}
+
 Executable Topology::compile(std::string_view program, const CompileOptions& options,
                              std::string_view format) const {
   PJRT_Program code{};

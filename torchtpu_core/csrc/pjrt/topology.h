@@ -32,6 +32,8 @@ class Topology {
   ValueMap attributes() const;
   // Bytes that identify the topology, for cache keys.
   std::string serialize() const;
+  // What `Client::fingerprint` is where such devices are attached.
+  std::string fingerprint() const;
 
   // The executable can be inspected and serialized, and loaded by a client on such hardware.
   Executable compile(std::string_view program, const CompileOptions& options = {},

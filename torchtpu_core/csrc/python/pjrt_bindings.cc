@@ -459,6 +459,7 @@ void bind_plugin(py::module_& m) {
   py::class_<Topology, std::shared_ptr<Topology>>(m, "Topology")
       .def_property_readonly("platform_name", &Topology::platform_name)
       .def_property_readonly("platform_version", &Topology::platform_version)
+      .def_property_readonly("fingerprint", &Topology::fingerprint)
       .def_property_readonly("devices", &Topology::devices)
       .def_property_readonly("attributes",
                              [](const Topology& t) { return to_dict(t.attributes()); })
