@@ -98,3 +98,29 @@ def test_programs_that_were_let_go_are_built_again() -> None:
     before = loads()
     _C._evict_programs(1 << 40)  # room for all: nothing goes
     assert run() == expected and loads() == before
+
+
+_MAPPED = """
+    import torch
+    from torchtpu_core import _C
+
+    def mappings():
+        with open("/proc/self/maps") as maps:
+            return sum(1 for _ in maps)
+
+    torch.ones(1, device="tpu").item()
+    before = mappings()
+    for n in range(2, 130):
+        torch.ones(n, device="tpu").cumsum(0)
+    torch.tpu.synchronize()
+    full = mappings()
+    for _ in range(8):
+        _C._evict_programs(0)
+    print(before, full, mappings())
+"""
+
+
+def test_eviction_gives_memory_mappings_back(run_python: Callable[..., Any]) -> None:
+    """XLA's CPU compiler maps memory for each program, and dies where the system refuses more."""
+    before, full, after = map(int, run_python(_MAPPED).stdout.split())
+    assert full - before > 128 and after - before < (full - before) / 4

@@ -7,8 +7,11 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <fstream>
+#include <iterator>
 
 #include "../device/errors.h"
 #include "../device/runtime.h"
@@ -246,21 +249,34 @@ pjrt::CompileOptions compile_options(const pjrt::Client& client) {
   return options;
 }
 
-// How many programs may be loaded. XLA's CPU compiler maps about three pieces of memory for each,
-// the system allows a process so many mappings, and XLA does not survive the refusal of one.
-size_t most_programs() {
-  static const size_t most = [] {
-    size_t mappings = 65530;
-    if (std::ifstream file("/proc/sys/vm/max_map_count"); file) file >> mappings;
-    return runtime().client().platform_name() == "cpu" ? mappings / 6 : SIZE_MAX;
-  }();
+// The pieces of memory that this process maps, of which the system allows it so many.
+size_t mappings() {
+  std::ifstream file("/proc/self/maps");
+  return static_cast<size_t>(
+      std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
+}
+
+size_t most_mappings() {
+  size_t most = 65530;
+  if (std::ifstream file("/proc/sys/vm/max_map_count"); file) file >> most;
   return most;
+}
+
+// XLA's CPU compiler maps some pieces of memory for each program, three or thirty, and does not
+// survive that the system refuses one. Counting them takes milliseconds, hence not every time.
+void make_room() {
+  constexpr uint32_t kInterval = 64;
+  static std::atomic<uint32_t> built{0};
+  static const size_t most = most_mappings();
+  if (runtime().client().platform_name() != "cpu") return;
+  if (built.fetch_add(1, std::memory_order_relaxed) % kInterval != kInterval - 1) return;
+  if (mappings() > most / 2) evict_programs(0);
 }
 
 // From the persistent cache, else compiled (and then cached). Called with the GIL, which is
 // released around the plugin's work.
 std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
-  evict_programs(most_programs());
+  make_room();
   pjrt::Client& client = runtime().client();
   const pjrt::CompileOptions options = compile_options(client);
   py::object cache = py::module_::import("torchtpu_core.cache").attr("default_cache")();
