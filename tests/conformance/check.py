@@ -174,12 +174,18 @@ class _Check:
         canonical = rules.CANONICAL.get(self.op.full_name)
         if canonical is not None and self._same_canonical(canonical, expected, actual, sample):
             return True
-        with _other_seeds():
-            other = self.reference(call, sample.moved(Transfer("cpu")), _OTHER_SEED)
-        if difference(expected, other, lambda _: EXACT) is None:
+        # several: a few draws of a small sample may agree
+        if not any(self._is_random(i, expected, call, sample) for i in range(1, 9)):
             return False
         self._compare_random(expected, actual, call, sample)
         return True
+
+    def _is_random(
+        self, i: int, expected: Any, call: Callable[[Sample], Any], sample: Sample
+    ) -> bool:
+        with _other_seeds(i * _OTHER_SEED):
+            other = self.reference(call, sample.moved(Transfer("cpu")), i * _OTHER_SEED)
+        return difference(expected, other, lambda _: EXACT) is not None
 
     def _dtype_as_meta(
         self, expected: Any, actual: Any, call: Callable[[Sample], Any], sample: Sample
@@ -247,10 +253,10 @@ class _Check:
 
 
 @contextmanager
-def _other_seeds() -> Iterator[None]:
+def _other_seeds(offset: int) -> Iterator[None]:
     """Inside, `torch.manual_seed` seeds otherwise: some operators seed themselves."""
     seed = torch.manual_seed
-    torch.manual_seed = lambda value: seed(value + _OTHER_SEED)
+    torch.manual_seed = lambda value: seed(value + offset)
     try:
         yield
     finally:

@@ -286,11 +286,9 @@ def _prims_var(b, x, dims, correction=1, *, output_dtype=None):
 @lowering("logsumexp")
 def _logsumexp(b, x, dim, keepdim=False):
     x, dims = floating(x), axes(x, dim)
-    if x.dtype in T.COMPLEX:
-        return b.log(sum_of(b.exp(x), dims, keepdim))
-    top = max_of(x, dims, True)
+    top = max_of(b.real(x) if x.dtype in T.COMPLEX else x, dims, True)
     # An infinite maximum would give inf - inf; such rows are decided by the maximum alone.
-    top = b.select(b.abs(top).eq(float("inf")), 0.0, top)
+    top = b.select(b.abs(top).eq(float("inf")), 0.0, top).to(x.dtype)
     out = b.log(sum_of(b.exp(x - top), dims, True)) + top
     return out if keepdim else b.squeeze(out, dims)
 
