@@ -85,6 +85,13 @@ def aot(
         Path | None,
         typer.Option(help="folder for a script's executables: a TPU host's TORCHTPU_CACHE_DIR"),
     ] = None,
+    stablehlo: Annotated[
+        Path | None,
+        typer.Option(help="where to write the program as StableHLO: text to *.mlir, else bytecode"),
+    ] = None,
+    stablehlo_version: Annotated[
+        str | None, typer.Option(help="of the bytecode; by default that of 12 weeks ago")
+    ] = None,
 ) -> None:
     """Compiles for a TPU that need not be there, and reports memory, cost and what dominates.
 
@@ -116,14 +123,18 @@ def aot(
             assert script is not None
             found = _entry(script, entry)
             if found is None:
+                if stablehlo is not None:
+                    raise typer.BadParameter(f"--stablehlo writes one program: define {entry}()")
                 _run(script, arguments or [], topology, timeout, json_file, cache)
                 return
             target, args, kwargs = found
         with _working(f"compiling for {topology}"):
-            compiled = compiler.compile_for(
-                target, args, kwargs, topology=topology, mesh=mesh, shardings=shardings,
-                precision=precision, timeout=timeout,
-            )  # fmt: skip
+            program = compiler.lowered(
+                target, args, kwargs, mesh=mesh, shardings=shardings, precision=precision
+            )
+            if stablehlo is not None:  # before the compiler, which may refuse the program
+                _write_stablehlo(program.stablehlo, stablehlo, stablehlo_version)
+            compiled = compiler.compile_program(program, topology, timeout=timeout)
     except (compiler.AotError, NotImplementedError, ValueError, ImportError) as e:
         _fail(e)
     _show(compiled)
@@ -137,6 +148,16 @@ def aot(
         json_file.write_text(compiled.to_json())
     if save is not None:
         _print(f"executable: {saved.save(compiled, save)}")
+
+
+def _write_stablehlo(text: str, file: Path, version: str | None) -> None:
+    if file.suffix == ".mlir":
+        file.write_text(text)
+    else:
+        from torchtpu_core.compile.export import serialize
+
+        file.write_bytes(serialize(text, version))
+    _print(f"StableHLO: {file}")
 
 
 def _model(

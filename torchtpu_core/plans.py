@@ -28,6 +28,10 @@ class Plan:
     slot receives the
         new base, or -1 for a new tensor.
     returns: one entry a schema return: ("out", i) | ("outs", [i..]) | ("arg", argument) | ("none",)
+    counted: outputs (all of them new tensors) whose size along a dim is data, as (output, dim,
+    order): the program has them at their bound, and after all outputs one i64 vector of these
+    sizes. `order`: the dims of the tensor from slowest to fastest in memory.
+    host: the call runs on the CPU after all; then nothing else is set.
     checks: what the program finds out about its data (bounds.py); its last result is their outcome.
     donate: inputs whose buffer the program may reuse for an output.
     resize: `out=` tensors to resize before the call is repeated, as (tensor, sizes); then nothing
@@ -42,6 +46,8 @@ class Plan:
     checks: list[tuple[bool, str]] = field(default_factory=list)
     random_blocks: int = 0
     resize: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    counted: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    host: bool = False
 
 
 #: what a plan is made by: a change of any of them makes other plans

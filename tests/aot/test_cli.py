@@ -47,6 +47,16 @@ def test_topologies(tmp_path: Path) -> None:
     assert "v5p:2x2x1" in out and "459 TFLOP/s" in out and "15.75 GiB" in out
 
 
+def test_the_program_as_stablehlo(tmp_path: Path) -> None:
+    pytest.importorskip("jaxlib")
+    (tmp_path / "s.py").write_text(_ENTRY)
+    args = ("aot", "s.py", "--stablehlo", "linear.vhlo", "--stablehlo-version", "1.0.0")
+    assert "StableHLO: linear.vhlo" in torchtpu(*args, cwd=tmp_path)
+    assert b"StableHLO_v1.0.0" in (tmp_path / "linear.vhlo").read_bytes()
+    torchtpu("aot", "s.py", "--stablehlo", "linear.mlir", cwd=tmp_path)
+    assert "stablehlo.dot_general" in (tmp_path / "linear.mlir").read_text()
+
+
 def test_script_with_a_program(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(_ENTRY)
     args = ("aot", "s.py", "--topology", "v6e:1x1", "--json", "r.json", "--save", "linear")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import nn
 from torch.export.passes import move_to_device_pass
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import torchtpu_core
 from tests.compile import models
@@ -26,7 +30,12 @@ def client():
 
 def run_text(client, program, feed):
     """The results of a program's text, compiled and run by the bare client."""
-    executable = client.compile(program.text)
+    return run(client, program.text, program, feed)
+
+
+def run(client, code, program, feed):
+    """The same of its text or bytecode."""
+    executable = client.compile(code)
     buffers = [
         client.buffer(np.ascontiguousarray(t.detach().cpu().numpy()), _type(t)) for t in feed
     ]
@@ -118,10 +127,94 @@ def test_control_flow_stays(client):
         torch.testing.assert_close(out, Branch()(x))
 
 
-def test_bytecode_says_what_writes_it():
+class Chosen(nn.Module):
+    """Operators that are CHLO in the text."""
+
+    def forward(self, x):
+        values, places = torch.erf(x).topk(2)
+        return values.asinh(), places
+
+
+@pytest.mark.parametrize("version", [None, "1.0.0"])
+@pytest.mark.parametrize("make", [models.GPT, Chosen, Counter])
+def test_bytecode_runs_elsewhere(client, make, version):
+    """Written for a version, read by jaxlib, compiled as it is: the numbers of the model."""
+    stablehlo = pytest.importorskip("jaxlib.mlir.dialects.stablehlo")
+    model = make().eval()
+    args, kwargs = {
+        models.GPT: ((torch.randint(0, 64, (2, 16)),), {}),
+        Chosen: ((torch.randn(3, 7),), {}),
+        Counter: ((torch.randn(2, 3),), {"scale": torch.tensor(3.0)}),
+    }[make]
+    exported = torch.export.export(model, args, kwargs)
+    program = torchtpu_core.export_stablehlo(exported)
+    code = program.serialize(version)
+    assert code == (program.serialize(version) if version else program.bytecode)
+    assert code[:4] == b"ML\xefR"
+    if version is not None:
+        assert f"StableHLO_v{version}".encode() in code
+    assert stablehlo.deserialize_portable_artifact_str(code)
+    results = run(client, code, program, program.feed(*args, **kwargs))
+    expected = pytree.tree_leaves(model(*args, **kwargs))
+    expected = [*([model.count] if make is Counter else []), *expected]
+    torch.testing.assert_close(results, [t.detach() for t in expected], rtol=1e-4, atol=1e-5)
+
+
+def test_bytecode_runs_in_jax(tmp_path):
+    pytest.importorskip("jax")
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(4, 6)
+    program = torchtpu_core.export_stablehlo(torch.export.export(model, (x,)))
+    (tmp_path / "program.vhlo").write_bytes(program.bytecode)
+    np.savez(tmp_path / "feed.npz", *(t.detach().numpy() for t in program.feed(x)))
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_IN_JAX, str(tmp_path)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    out = torch.from_numpy(np.load(tmp_path / "out.npy"))
+    torch.testing.assert_close(out, model(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+_RUN_IN_JAX = """
+import sys, pathlib, numpy, jax
+from jaxlib import _jax, xla_client
+folder = pathlib.Path(sys.argv[1])
+devices = jax.devices("cpu")[:1]
+code = (folder / "program.vhlo").read_bytes()
+program = devices[0].client.compile_and_load(
+    code, _jax.DeviceList(tuple(devices)), xla_client.CompileOptions()
+)
+feed = [jax.device_put(x, devices[0]) for x in numpy.load(folder / "feed.npz").values()]
+((out,),) = program.execute_sharded(feed).disassemble_into_single_device_arrays()
+numpy.save(folder / "out.npy", numpy.asarray(out))
+"""
+
+
+def test_bytecode_without_its_writer_says_what_to_install(monkeypatch):
     program = torchtpu_core.export_stablehlo(nn.ReLU(), (torch.ones(2),))
-    with pytest.raises(NotImplementedError, match="stablehlo-translate --serialize"):
+    monkeypatch.setitem(sys.modules, "jaxlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'torchtpu\[export\]'"):
         _ = program.bytecode
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "99.0.0", "newest"])
+def test_bytecode_of_an_unknown_version(version):
+    pytest.importorskip("jaxlib")
+    program = torchtpu_core.export_stablehlo(nn.ReLU(), (torch.ones(2),))
+    with pytest.raises(ValueError, match=f"{version}.*the installed jaxlib writes 0.9.0 to"):
+        program.serialize(version)
+
+
+def test_bytecode_imports_no_jax():
+    code = (
+        "import sys, torch, torchtpu_core\n"
+        "p = torchtpu_core.export_stablehlo(torch.nn.ReLU(), (torch.ones(2),))\n"
+        "assert p.bytecode and 'jax' not in sys.modules"
+    )
+    pytest.importorskip("jaxlib")
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_open_sizes_are_refused():

@@ -49,15 +49,18 @@ class StableHLOProgram:
 
     @property
     def bytecode(self) -> bytes:
-        """The module as portable bytecode (VHLO). No PJRT plugin offers to write it: this raises,
-        and says what does.
+        """`serialize` for the default version."""
+        return self.serialize()
+
+    def serialize(self, version: str | None = None) -> bytes:
+        """The module as portable bytecode (VHLO), for readers of a StableHLO `version` ("1.0.0") or
+        newer; None: what every reader of the last 12 weeks takes.
+
+        No function of the PJRT C API writes it, so this needs the package jaxlib (not JAX), and
+        raises ImportError without it. ValueError for a version that the installed one does not
+        write, or that lacks what the program uses.
         """
-        raise NotImplementedError(
-            "portable StableHLO bytecode is written by no function of the PJRT C API, and so by no "
-            "plugin; write `.text` to a file and convert that with StableHLO's own tool: "
-            "stablehlo-translate --serialize --target=<version> program.mlir. PJRT plugins compile "
-            "the text as it is."
-        )
+        return serialize(self.text, version)
 
     def feed(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """The tensors to pass for `arguments`: the weights, and the leaves of a call's arguments. A
@@ -69,6 +72,42 @@ class StableHLOProgram:
             for a in self.arguments
             if a.kind != "random"
         ]
+
+
+def serialize(text: str, version: str | None = None) -> bytes:
+    """A module's text as portable bytecode (`StableHLOProgram.serialize`)."""
+    try:
+        # The serializer behind jax.export, which also legalizes CHLO, of which VHLO has nothing.
+        # It is nowhere public: the extra pins what it was seen to work with.
+        from jaxlib import _jax
+        from jaxlib.mlir.dialects import stablehlo
+
+        mlir = _jax.mlir
+    except (ImportError, AttributeError) as e:
+        raise ImportError(
+            "portable StableHLO bytecode is written by jaxlib, which is not installed (or is not a "
+            "version that can): pip install 'torchtpu[export]'. Without it write `.text`, which "
+            "PJRT plugins compile as it is; StableHLO's own tool converts it: "
+            "stablehlo-translate --serialize --target=<version> program.mlir"
+        ) from e
+    if version is None:
+        weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+        version = stablehlo.get_version_from_compatibility_requirement(weeks)
+    known = [stablehlo.get_minimum_version(), stablehlo.get_current_version()]
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version) or not (
+        _numbers(known[0]) <= _numbers(version) <= _numbers(known[1])
+    ):
+        raise ValueError(
+            f"StableHLO version {version!r}: the installed jaxlib writes {known[0]} to {known[1]}"
+        )
+    try:
+        return mlir.serialize_portable_artifact(text.encode(), version)
+    except Exception as e:  # of the library's own kind
+        raise ValueError(f"no StableHLO {version} can be made of the program: {e}") from e
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
 
 def export_stablehlo(

@@ -1,4 +1,4 @@
-"""Operators that have no lowering, in the middle of a graph: the graph is cut there, what lies
+"""Operators that have no lowering, or results whose size is data, in the middle of a graph: the graph is cut there, what lies
 before and after becomes programs of their own, and PyTorch runs the operator itself on the device's
 tensors, as it does in eager mode (custom operators written in Python, operators of the host table,
 the counted CPU fallback where enabled).
@@ -18,6 +18,8 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 
 from torchtpu_core.compile import hops, pieces
 from torchtpu_core.lowering import decompose, program, registry
@@ -48,9 +50,25 @@ def refusal(node: Node) -> str | None:
     val = node.meta.get("val")
     if isinstance(val, (bool, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
+    if _size_is_data(node, op):
+        return f"{op.name()}: the size of its result is data"
     if not op._schema.returns or registry.find(op) is not None or decompose.find(op) is not None:
         return None
     return f"{op.name()} is not lowered to StableHLO and has no decomposition"
+
+
+def _size_is_data(node: Node, op: OpOverload) -> bool:
+    """Whether a result has a size that no input has."""
+    if torch.Tag.dynamic_output_shape not in op.tags:
+        return False
+    known = [n.meta.get("val") for n in node.all_input_nodes]
+    return bool(_unbacked(node.meta.get("val")) - _unbacked(known))
+
+
+def _unbacked(vals: Any) -> set[Any]:
+    """The symbols that stand for data, in the sizes of tensors or in numbers."""
+    leaves = [x for x in pytree.tree_leaves(vals) if x is not None]
+    return set().union(*map(free_unbacked_symbols, leaves))
 
 
 def runs_eagerly(op: Any) -> bool:
@@ -83,7 +101,7 @@ def check(gm: GraphModule, whole: bool) -> set[Any]:
 def runner(gm: GraphModule, cut: set[Any], make: Callable[[GraphModule], Runner]) -> Runner:
     """Runs a graph cut at the operators `cut`, as `make` makes a runner of each part."""
     for op in cut:
-        _note(op.name())
+        _note(op)
     nodes = _with_elements(gm)
     steps: list[Callable[[dict[Node, Any]], None]] = []
     part: list[Node] = []
@@ -186,11 +204,15 @@ def _last_uses(steps: Sequence[Any], results: Sequence[Any]) -> list[list[Node]]
 _noted: set[str] = set()
 
 
-def _note(name: str) -> None:
-    if name not in _noted:
-        _noted.add(name)
-        warnings.warn(
-            f"torch.compile on tpu: {name} is not lowered to StableHLO; the graph is cut there, "
-            "and the operator runs by itself",
-            stacklevel=2,
-        )
+def _note(op: Any) -> None:
+    name = op.name()
+    if name in _noted:
+        return
+    _noted.add(name)
+    lowered = isinstance(op, OpOverload) and registry.find(op) is not None
+    why = "has results whose size is data" if lowered else "is not lowered to StableHLO"
+    warnings.warn(
+        f"torch.compile on tpu: {name} {why}; the graph is cut there, and the operator runs by "
+        "itself",
+        stacklevel=2,
+    )

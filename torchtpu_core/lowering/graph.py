@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from torchtpu_core import precision
 from torchtpu_core.lowering import decompose, registry
@@ -75,7 +76,12 @@ class Interpreter:
         if node.target is operator.getitem:
             return args[0][args[1]]
         if isinstance(node.target, OpOverload):
-            return lower_op(self.b, node.target, args, kwargs, self.expected(node))
+            out = lower_op(self.b, node.target, args, kwargs, self.expected(node))
+            if any(isinstance(v, registry.Bounded) for v in pytree.tree_leaves(out)):
+                raise NotImplementedError(
+                    f"{node.target.name()}: the shape of the result depends on the data"
+                )
+            return out
         raise NotImplementedError(f"graph node {node.format_node()} is not an ATen op")
 
     def _located(self, node: torch.fx.Node) -> Any:

@@ -1,8 +1,14 @@
 """Operators that run by a round trip over the host, with the reason.
 
 The dispatcher copies the arguments to the CPU, runs the CPU kernel and copies the results back; the
-transfers are counted. A lowering of the same operator takes precedence over this table.
+transfers are counted. A lowering of the same operator takes precedence over this table, and sends
+single calls here by raising OnHost.
 """
+
+
+class OnHost(NotImplementedError):
+    """Raised by a lowering: this call is better run on the host, or not to be lowered at all."""
+
 
 _SHAPE = "the shape of the result depends on the data"
 _ASSERT = "the host raises the error, so it has to see the value"
@@ -12,8 +18,7 @@ _FACTORIZE = "XLA has no portable operator for this factorization"
 
 _OPERATORS: dict[str, str] = {
     _SHAPE: """
-        nonzero masked_select _unique _unique2 unique_dim unique_consecutive
-        unique_dim_consecutive bincount repeat_interleave.Tensor
+        bincount
     """,
     _BITS: "hash_tensor",
     _ASSERT: """

@@ -194,11 +194,17 @@ def _check_indices(x: Value, indices: Sequence[Value | None]) -> None:
 @lowering("index.Tensor", "_unsafe_index.Tensor")
 def _index(b, x, indices):
     _check_indices(x, indices)
-    if any(map(_is_mask, indices)):
-        raise NotImplementedError(
-            "aten::index.Tensor with a mask: the shape of the result depends on the data"
-        )
-    return advanced_index(b, x, indices)
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not any(_is_mask(i) for _, i in given):
+        return advanced_index(b, x, indices)
+    if len(given) == 1 and given[0][1].ndim:
+        from torchtpu_core.lowering.selection import select_rows
+
+        return select_rows(b, x, given[0][1], given[0][0])
+    raise NotImplementedError(
+        "aten::index.Tensor with a mask beside other indices: the shape of the result depends on "
+        "the data"
+    )
 
 
 def _put_mask(
@@ -374,7 +380,7 @@ def _put(b, x, index, source, accumulate=False):
     return b.reshape(out, x.shape)
 
 
-def _places(b: Builder, mask: Value) -> Value:
+def places(b: Builder, mask: Value) -> Value:
     """How many true elements come before each one, in row-major order (i32, flat)."""
     return cumulative_sum(b, b.reshape(mask, (mask.numel,)).to("i32"), 0) - 1
 
@@ -387,13 +393,13 @@ def _masked_scatter(b, x, mask, source):
     x, mask = b.broadcast(x, mask.to("i1"))
     if x.numel == 0 or source.numel == 0:
         return x
-    place = b.reshape(_places(b, mask), x.shape)
+    place = b.reshape(places(b, mask), x.shape)
     return b.select(mask, take(b, b.reshape(source, (source.numel,)), place, 0).to(x.dtype), x)
 
 
-def _compress(b: Builder, values: Value, mask: Value, n: int, fill: Operand) -> Value:
+def compress(b: Builder, values: Value, mask: Value, n: int, fill: Operand) -> Value:
     """The first `n` elements of `values` under `mask` (both flat), `fill` where there are fewer."""
-    place = b.select(mask, _places(b, mask), n)  # a place past the end is dropped
+    place = b.select(mask, places(b, mask), n)  # a place past the end is dropped
     return put_rows(b, b.lift(fill, values.dtype, (n,)), place, values, 0, overwrite)
 
 
@@ -402,7 +408,7 @@ def _masked_scatter_backward(b, grad, mask, sizes):
     grad, mask = b.broadcast(grad, mask.to("i1"))
     n = math.prod(sizes)
     grad, mask = (b.reshape(v, (v.numel,)) for v in (grad, mask))
-    return b.reshape(_compress(b, grad, mask, n, 0), sizes)
+    return b.reshape(compress(b, grad, mask, n, 0), sizes)
 
 
 @lowering("nonzero_static")
@@ -411,10 +417,15 @@ def _nonzero_static(b, x, *, size, fill_value=-1):
     if x.ndim == 0 or size == 0:
         return b.constant(0, "i64", (size, x.ndim))
     mask = b.reshape(x.to("i1"), (x.numel,))
-    flat = _compress(b, b.iota("i32", mask.shape), mask, size, -1)
-    columns, stride = [], x.numel
-    for n in x.shape:
+    flat = compress(b, b.iota("i32", mask.shape), mask, size, -1)
+    columns = coordinates(b, flat, x.shape)
+    return b.concatenate([b.unsqueeze(b.select(flat < 0, fill_value, c), 1) for c in columns], 1)
+
+
+def coordinates(b: Builder, flat: Value, shape: Sequence[int]) -> list[Value]:
+    """The coordinates, one i32 vector a dimension, of flat i32 places in row-major order."""
+    columns, stride = [], math.prod(shape)
+    for n in shape:
         stride //= max(n, 1)
-        at = b.remainder(flat / max(stride, 1), b.constant(max(n, 1), "i32", (size,)))
-        columns.append(b.unsqueeze(b.select(flat < 0, fill_value, at), 1))
-    return b.concatenate(columns, 1)
+        columns.append(b.remainder(flat / max(stride, 1), b.constant(max(n, 1), "i32", flat.shape)))
+    return columns

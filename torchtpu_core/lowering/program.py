@@ -134,6 +134,10 @@ def build(name: str, overload: str, args: Sequence[Any]) -> Plan:
             f_args.append(x)
     try:
         out = graph.lower_op(b, variant.functional, f_args, f_kwargs, expected)
+        if variant.mutated and any(_is_bounded(v) for v in pytree.tree_leaves(out)):
+            raise host.OnHost(f"{op.name()}: writes a result whose size is data")
+    except host.OnHost:
+        return Plan(host=True)
     except NotImplementedError:
         raise
     except Exception:
@@ -244,6 +248,7 @@ def _finish(
         return plan
     hints = _hints(expected, new_values, single_list)
     returns_new: list[tuple] = []
+    counts: list[Value] = []
     for v, hint in zip(new_values, hints):
         if isinstance(v, list):
             where = []
@@ -255,6 +260,9 @@ def _finish(
             returns_new.append(("none",))
         elif isinstance(v, int):
             returns_new.append(("value", v))
+        elif _is_bounded(v):
+            returns_new.append(("out", len(results)))
+            counts.append(_new_bounded(b, plan, results, v))
         else:
             returns_new.append(("out", len(results)))
             new_output(b, plan, results, v, hint)
@@ -265,6 +273,8 @@ def _finish(
             plan.returns.append(("arg", _same_alias(op, r)))
         else:
             plan.returns.append(next(feed, ("none",)))
+    if counts:
+        results.append(b.concatenate(counts, 0))
     if checks is not None and checks[1] is not None:
         plan.checks = checks[0]
         results.append(checks[1])
@@ -338,6 +348,24 @@ def new_output(b: Builder, plan: Plan, results: list[Value], v: Value, hint: Any
     physical = b.transpose(v, order)
     results.append(physical)
     plan.outputs.append((torch_dtype(v.dtype), physical.shape, sizes, strides, -1))
+
+
+def _is_bounded(v: Any) -> bool:
+    return isinstance(v, registry.Bounded)
+
+
+def _new_bounded(b: Builder, plan: Plan, results: list[Value], v: registry.Bounded) -> Value:
+    """Adds a result at its bound; its size as i64[1]."""
+    order = v.order or tuple(range(v.value.ndim))
+    sizes = v.value.shape
+    strides = [0] * len(sizes)
+    for d, n in zip(order, strided.contiguous_strides([sizes[d] for d in order])):
+        strides[d] = n
+    place = len(results)
+    new_output(b, plan, results, v.value, torch.empty_strided(sizes, strides, device="meta"))
+    laid_out = strided.dense_order(sizes, plan.outputs[place][3])
+    plan.counted.append((place, v.dim, tuple(laid_out or range(len(sizes)))))
+    return b.reshape(v.count.to("i64"), (1,))
 
 
 def _targets(

@@ -5,7 +5,7 @@ A lowering is registered by the operator's name without the namespace, for the *
 variants follow from it), and gets every argument of the schema: positional ones in order, keyword-
 only ones by name (those it
 declares). Tensors arrive as Values, optional ones as None, lists as lists; everything else is a
-Python object. It returns a Value, or
+Python object. It returns a Value (Bounded where its size is data: eager mode only), or
 a tuple/list as in the schema. Result dtypes are converted to what PyTorch's meta kernels promise,
 so a body may compute in a wider type.
 
@@ -30,6 +30,19 @@ from torchtpu_core.stablehlo import Builder, Value
 _IGNORABLE = frozenset(
     ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "dtype", "out")
 )
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A result whose size along `dim` is data: `value` has as many places there as there can be, of
+    which the first `count` (0-d, an integer) are meant. `order`: its dims from slowest to fastest
+    in memory; None is row-major.
+    """
+
+    value: Value
+    count: Value
+    dim: int = 0
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

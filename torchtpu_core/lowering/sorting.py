@@ -15,7 +15,7 @@ from torchtpu_core.stablehlo import Builder, TensorType, Value
 from torchtpu_core.stablehlo import types as T
 
 
-def _before(b: Builder, x: Value, y: Value, descending: bool) -> Value:
+def before(b: Builder, x: Value, y: Value, descending: bool) -> Value:
     """Whether `x` precedes `y` strictly, NaN being the greatest."""
     if not descending:
         x, y = y, x
@@ -42,7 +42,7 @@ def _sort(
     dim = dim % x.ndim
     index = b.iota("i32", x.shape, dim)
     values, indices = b.sort(
-        [x, index], dim, lambda v, w, i, j: _before(b, v, w, descending), stable
+        [x, index], dim, lambda v, w, i, j: before(b, v, w, descending), stable
     )
     return values, indices
 

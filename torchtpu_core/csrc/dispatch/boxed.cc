@@ -98,6 +98,7 @@ void BoxedKernel::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet,
   const ProgramPtr program = find_or_build(op, stack, n, call);
   if (program == nullptr) return;
   if (program->kind == Program::kComposite) return call_composite(op, stack);
+  if (program->kind == Program::kHost) return run_on_cpu(op, stack);
   execute(name_.c_str(), *program, call, n, *stack);
 }
 

@@ -235,6 +235,10 @@ void read_plan(py::handle plan, Program& program) {
     program.returns.push_back(std::move(p));
   }
   for (auto i : plan.attr("donate")) program.donate.push_back(i.cast<int64_t>());
+  for (auto c : plan.attr("counted")) {
+    program.counted.push_back({c[py::int_(0)].cast<uint32_t>(), c[py::int_(1)].cast<int64_t>(),
+                               dims_of(c[py::int_(2)])});
+  }
   for (auto c : plan.attr("checks")) {
     program.checks.push_back({c[py::int_(0)].cast<bool>(), c[py::int_(1)].cast<std::string>()});
   }
@@ -317,6 +321,10 @@ std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text)
 // The program of a plan, compiled; `text` is set before that, for errors.
 std::unique_ptr<Program> program_of(const py::object& plan, std::string& text) {
   auto program = std::make_unique<Program>();
+  if (plan.attr("host").cast<bool>()) {
+    program->kind = Program::kHost;
+    return program;
+  }
   read_plan(plan, *program);
   text = plan.attr("text").cast<std::string>();
   if (program->num_results() != 0) program->executable = load_or_compile(text);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <sstream>
 
 #include "../device/errors.h"
@@ -11,6 +12,7 @@
 #include "../device/memory.h"
 #include "../device/queue.h"
 #include "../device/runtime.h"
+#include "padded.h"
 #include "stats.h"
 #include "transfer.h"
 
@@ -51,15 +53,50 @@ BufferPtr input(const InputPlan& plan, Call& call, const Program& program) {
   TORCH_INTERNAL_ASSERT(false);
 }
 
-// Waits for the results of a program's checks and raises the first that failed.
-void raise_failed_check(const char* name, const Program& program, const Call& call,
-                        const pjrt::Buffer& results) {
-  std::vector<int64_t> found(2 * program.checks.size());
+// Waits for n numbers that a program returns beside its outputs.
+std::vector<int64_t> numbers(const char* name, const Call& call, const pjrt::Buffer& results,
+                             size_t n) {
+  std::vector<int64_t> found(n);
   try {
-    results.to_host(found.data(), found.size() * sizeof(int64_t)).await();
+    results.to_host(found.data(), n * sizeof(int64_t)).await();
   } catch (const pjrt::Error&) {
     throw_translated(("running " + shown(name, call)).c_str());
   }
+  return found;
+}
+
+// From this size on a buffer that is less than half full is cut down to a power of two.
+constexpr size_t kTrimmed = size_t{1} << 20;
+
+// The tensor of a counted output: `all` is its whole buffer, `count` the places that are meant.
+at::Tensor counted_tensor(const Counted& plan, at::Tensor all, int64_t count) {
+  Dims sizes(all.sizes().begin(), all.sizes().end());
+  const int64_t bound = sizes[plan.dim];
+  if (count == bound) return all;
+  sizes[plan.dim] = count;
+  if (c10::multiply_integers(sizes) == 0) {
+    at::Tensor none = at::empty({0}, all.options());
+    none.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+    return none;
+  }
+  // The program that cuts is one for each power of two. Its result is laid out like `all`.
+  const auto room = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(count)));
+  if (all.nbytes() >= kTrimmed && 2 * room <= bound) {
+    const at::Tensor line = all.permute(c10::IntArrayRef(plan.order));
+    const auto at = std::find(plan.order.begin(), plan.order.end(), plan.dim) - plan.order.begin();
+    at::Tensor cut = line.narrow(at, 0, room).clone(at::MemoryFormat::Contiguous);
+    Dims back(plan.order.size());
+    for (size_t i = 0; i < back.size(); ++i) back[plan.order[i]] = static_cast<int64_t>(i);
+    all = cut.permute(c10::IntArrayRef(back));
+    if (count == room) return all;
+  }
+  return corner(all, permuted(sizes, plan.order), sizes, plan.order);
+}
+
+// Waits for the results of a program's checks and raises the first that failed.
+void raise_failed_check(const char* name, const Program& program, const Call& call,
+                        const pjrt::Buffer& results) {
+  const auto found = numbers(name, call, results, 2 * program.checks.size());
   for (size_t i = 0; i < program.checks.size(); ++i) {
     if (found[2 * i] == 0) continue;
     const Check& check = program.checks[i];
@@ -142,8 +179,18 @@ c10::SmallVector<at::Tensor, 4> launch(const char* name, const Program& program,
       fresh[i] = wrap_buffer(std::move(ref), plan.dtype, plan.base, plan.sizes, plan.strides);
     }
   }
+  if (!program.counted.empty()) {
+    const pjrt::Buffer sizes(api, outs[n_out]);
+    const auto counts = numbers(name, call, sizes, program.counted.size());
+    stats().to_host.fetch_add(1, std::memory_order_relaxed);
+    stats().bytes_to_host.fetch_add(counts.size() * sizeof(int64_t), std::memory_order_relaxed);
+    for (size_t i = 0; i < counts.size(); ++i) {
+      at::Tensor& t = fresh[program.counted[i].output];
+      t = counted_tensor(program.counted[i], std::move(t), counts[i]);
+    }
+  }
   if (!program.checks.empty()) {
-    raise_failed_check(name, program, call, pjrt::Buffer(api, outs[n_out]));
+    raise_failed_check(name, program, call, pjrt::Buffer(api, outs[n_results - 1]));
   }
   if (mode() == Mode::kDebug && sequence != 0) {
     try {

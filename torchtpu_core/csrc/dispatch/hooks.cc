@@ -3,10 +3,13 @@
 #include <ATen/ATen.h>
 #include <ATen/native/IndexingUtils.h>
 
+#include <algorithm>
+#include <bit>
 #include <unordered_map>
 
 #include "../device/runtime.h"
 #include "boxed.h"
+#include "padded.h"
 #include "stats.h"
 #include "transfer.h"
 
@@ -167,14 +170,27 @@ bool clone_hook(const c10::OperatorHandle&, Stack* stack) {
   return true;
 }
 
-// x[mask] = v: a select, which needs no positions and so no read by the host.
-bool is_single_mask_put(const c10::OperatorHandle& op, const c10::IValue& indices) {
-  if (op.operator_name().name.find("index_put") == std::string::npos) return false;
-  const auto list = indices.toListRef();
-  if (list.size() != 1 || !list[0].isTensor() || !list[0].toTensor().is_privateuseone())
+bool is_mask(const at::Tensor& t) {
+  return t.scalar_type() == at::kBool || t.scalar_type() == at::kByte;
+}
+
+// Whether one mask is all that indexes: x[mask] = v is a select, which needs no positions, and
+// x[mask] a program with a bound (lowering/selection.py).
+bool takes_mask(const c10::OperatorHandle& op, const c10::List<std::optional<at::Tensor>>& list) {
+  size_t given = 0;
+  for (const std::optional<at::Tensor>& t : list) given += t.has_value();
+  const bool put = op.operator_name().name.find("index_put") != std::string::npos;
+  if (given != 1 || (put && list.size() != 1) || op.operator_name().overload_name == "Tensor_out")
     return false;
-  const at::Tensor& mask = list[0].toTensor();
-  return mask.dim() > 0 && (mask.scalar_type() == at::kBool || mask.scalar_type() == at::kByte);
+  for (const std::optional<at::Tensor>& t : list) {
+    if (!t) continue;
+    if (!put && t->scalar_type() == at::kByte) {
+      TORCH_WARN("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool",
+                 " instead.");
+    }
+    return t->dim() > 0 && is_mask(*t);
+  }
+  return false;
 }
 
 // Masks become the positions they select (their number is data: one read by the host), and indices
@@ -195,11 +211,15 @@ bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
         t = t->to(self.device());
         changed = true;
       }
-      changed = changed || t->scalar_type() == at::kBool || t->scalar_type() == at::kByte;
+      changed = changed || is_mask(*t);
     }
     indices.push_back(t);
   }
-  if (!changed || is_single_mask_put(op, (*stack)[base + at])) return false;
+  if (!changed) return false;
+  if (takes_mask(op, indices)) {
+    (*stack)[base + at] = indices;
+    return false;
+  }
   const auto expanded = at::native::expandTensors(self, indices);
   c10::List<std::optional<at::Tensor>> list;
   for (const auto& t : expanded) {
@@ -207,6 +227,66 @@ bool expand_indices(const c10::OperatorHandle& op, Stack* stack) {
   }
   (*stack)[base + at] = list;
   return false;
+}
+
+// The size that a result of `n` places along a dimension is computed at: no program for each n.
+int64_t room_for(int64_t n) {
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(n, 1))));
+}
+
+// The first n elements of a vector.
+at::Tensor leading(const at::Tensor& all, int64_t n) {
+  if (n == all.numel()) return all;
+  return n == 0 ? at::empty({0}, all.options()) : corner(all, {n}, {n}, {0});
+}
+
+// repeat_interleave(repeats, *, output_size): where the size is not given, it and the least of the
+// repeats are read by the host.
+bool repeat_interleave_hook(const c10::OperatorHandle&, Stack* stack) {
+  if (!(*stack)[stack->size() - 1].isNone()) return false;
+  const at::Tensor repeats = arg(stack, 2, 0);
+  TORCH_CHECK(repeats.dim() == 1, "repeat_interleave only accept 1D vector as repeat");
+  TORCH_CHECK(repeats.scalar_type() == at::kLong || repeats.scalar_type() == at::kInt,
+              "repeats has to be Long or Int tensor");
+  if (repeats.numel() == 0) {
+    finish(stack, 2, at::empty_like(repeats));
+    return true;
+  }
+  const at::Tensor found =
+      at::stack({repeats.sum(), repeats.min().to(at::kLong)}).to(at::Device(at::kCPU));
+  const auto* numbers = found.const_data_ptr<int64_t>();
+  TORCH_CHECK(numbers[1] >= 0, "repeats can not be negative");
+  const int64_t total = numbers[0];
+  finish(stack, 2, leading(at::repeat_interleave(repeats, std::optional<int64_t>(room_for(total))), total));
+  return true;
+}
+
+// bincount(self, weights, minlength): the greatest value is read by the host, which also runs the
+// calls that are wrong, or of nothing.
+bool bincount_hook(const c10::OperatorHandle&, Stack* stack) {
+  const at::Tensor self = arg(stack, 3, 0);
+  const c10::IValue& given = (*stack)[stack->size() - 2];
+  const int64_t least = (*stack)[stack->size() - 1].toInt();
+  if (!c10::isIntegralType(self.scalar_type(), false) || self.dim() != 1 || self.numel() == 0 ||
+      least < 0)
+    return false;
+  at::Tensor weights;
+  if (given.isTensor() && given.toTensor().defined()) {
+    weights = given.toTensor();
+    if (weights.sizes() != self.sizes() || weights.is_complex() || !weights.is_privateuseone())
+      return false;
+    if (weights.scalar_type() != at::kFloat) weights = weights.to(at::kDouble);
+  } else {
+    weights = at::ones_like(self, self.options().dtype(at::kLong));
+  }
+  const auto [low, high] = at::aminmax(self);
+  const at::Tensor found = at::stack({low, high}).to(at::kLong).to(at::Device(at::kCPU));
+  const auto* numbers = found.const_data_ptr<int64_t>();
+  if (numbers[0] < 0) return false;
+  const int64_t n = std::max(least, numbers[1] + 1);
+  const at::Tensor bins = at::zeros({room_for(n)}, weights.options());
+  finish(stack, 3, leading(bins.index_add(0, self.to(at::kLong), weights), n));
+  return true;
 }
 
 // equal(self, other): one reduction on the device, one read by the host.
@@ -278,6 +358,8 @@ Hook hook_for(const std::string& name) {
       {"aten::_to_copy", to_copy_hook},
       {"aten::clone", clone_hook},
       {"aten::equal", equal_hook},
+      {"aten::repeat_interleave.Tensor", repeat_interleave_hook},
+      {"aten::bincount", bincount_hook},
       {"aten::_embedding_bag_backward", embedding_bag_backward_hook},
       {"aten::quantize_per_tensor", quantize_hook},
       {"aten::quantize_per_tensor.tensor_qparams", quantize_hook},

@@ -45,20 +45,28 @@ struct Check {
   std::string text;  // "{}" stands for the value
 };
 
+// A new tensor whose size along `dim` is data: the program has it at its bound.
+struct Counted {
+  uint32_t output;
+  int64_t dim;
+  Dims order;  // the dims of the tensor from slowest to fastest in memory
+};
+
 // Immutable once in a table.
 struct Program {
   // How calls with this key run; only kRun has a program.
-  enum Kind : uint8_t { kRun, kComposite } kind = kRun;
+  enum Kind : uint8_t { kRun, kComposite, kHost } kind = kRun;
   std::shared_ptr<pjrt::LoadedExecutable> executable;
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<ReturnPlan> returns;
   std::vector<int64_t> donate;  // inputs
+  std::vector<Counted> counted;  // after the outputs the program returns their sizes, i64[n]
   std::vector<Check> checks;
   uint64_t random_blocks = 0;
 
   // What the executable returns; nothing is executed where that is nothing.
-  size_t num_results() const { return outputs.size() + !checks.empty(); }
+  size_t num_results() const { return outputs.size() + !counted.empty() + !checks.empty(); }
 };
 
 using ProgramPtr = std::shared_ptr<const Program>;
