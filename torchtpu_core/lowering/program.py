@@ -356,15 +356,17 @@ def _is_bounded(v: Any) -> bool:
 
 def _new_bounded(b: Builder, plan: Plan, results: list[Value], v: registry.Bounded) -> Value:
     """Adds a result at its bound; its size as i64[1]."""
+    from torchtpu_core.lowering.dtypes import torch_dtype
+
     order = v.order or tuple(range(v.value.ndim))
     sizes = v.value.shape
     strides = [0] * len(sizes)
     for d, n in zip(order, strided.contiguous_strides([sizes[d] for d in order])):
         strides[d] = n
-    place = len(results)
-    new_output(b, plan, results, v.value, torch.empty_strided(sizes, strides, device="meta"))
-    laid_out = strided.dense_order(sizes, plan.outputs[place][3])
-    plan.counted.append((place, v.dim, tuple(laid_out or range(len(sizes)))))
+    physical = b.transpose(v.value, order)
+    plan.counted.append((len(results), v.dim, order))
+    plan.outputs.append((torch_dtype(v.value.dtype), physical.shape, sizes, tuple(strides), -1))
+    results.append(physical)
     return b.reshape(v.count.to("i64"), (1,))
 
 
