@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compile.common import compiled_since
 import torchtpu_core
+from tests.compile.common import compiled_since
 
 T = torch
 

@@ -129,6 +129,22 @@ ORDERS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x: (x.cumsum(1), x.detach().cumprod(1), x.logcumsumexp(1)),
     "cummax": lambda x: (*x.cummax(1), *x.cummin(1)),
     "flat_cumsum": lambda x: x.transpose(0, 1).flatten().cumsum(0),
+    "median": lambda x: (*x.median(1), x.median(), (x * 3).int().median(1)[0]),
+    "median_nan": lambda x: (
+        *(y := x.masked_fill(x > 1, float("nan"))).median(1),
+        *y.nanmedian(1),
+        y.nanmedian(),
+    ),
+    "kthvalue": lambda x: (*x.kthvalue(3, 1), (x * 3).int().kthvalue(2, 1, True)[0]),
+    "mode": lambda x: (*(x * 2).round().mode(1), (x * 2).int().mode(1, True)[0]),
+    "searchsorted": lambda x: (
+        T.searchsorted(x[0, :, 0].sort()[0], x),
+        T.searchsorted(x.mT.contiguous().sort(-1)[0], x.mT.contiguous(), right=True),
+        T.searchsorted((x[0, :, 0] * 2).int().sort()[0], (x * 2).int(), right=True),
+        T.bucketize(x, x[0, :, 0].sort()[0]),
+        T.bucketize(x, WEIGHT[0].to(x.device).sort()[0], out_int32=True),
+    ),
+    "histc": lambda x: x.detach().histc(8, -1, 1),
     "tril": lambda x: ((x @ x.mT).tril(), (x @ x.mT).triu(1), (x @ x.mT).triu(x.shape[1] // 2)),
 }
 
@@ -161,6 +177,9 @@ MOVEMENT: dict[str, Callable[..., Any]] = {
     "unmerge": lambda x: (x.reshape(-1, 16) * 2).view(x.shape[1], 3, 16).cumsum(0),
     "slice": lambda x: ((x * 1)[:, 1:] + 0, (x * 1)[:, -2:] + 0, (x * 1)[:, ::2] + 0),
     "slice_open": lambda x: (x[:, x.shape[1] // 2 :] + 1, x[:, : x.shape[1] // 2] * 2),
+    "unfold": lambda x: ((x * 1).unfold(1, 3, 2) * 2, (x * 1).unfold(2, 4, 4) + 1),
+    "im2col": lambda x: F.unfold(x[None], (2, 3), padding=1, stride=(2, 1)),
+    "fft": lambda x: (T.fft.rfft(x, dim=-1).abs(), T.fft.fft(x, dim=0).real, T.fft.irfft(x, dim=2)),
     "select": lambda x: (x[:, -1] * 1, x[:, -3] * 1, x[:, 1] * 1),
     "unbind": lambda x: sum(x.unbind(2)),
     "where": lambda x: (T.where(x > 0, x, 0.0), x.masked_fill(x > 0, -1)),
@@ -178,6 +197,10 @@ INDEXING: dict[str, Callable[..., Any]] = {
     "accumulate": lambda x: zeros(x, 4, 16).index_put((steps(x, 4),), x[0], accumulate=True),
     "put_rows": lambda x: (zeros(x, 20, 16) + 1).index_put((steps(x, 20),), x[0]),
     "mask_put": lambda x: x.clone().index_put_((x > 0,), zeros(x)),
+    "mask_put_values": lambda x: x.index_put((x.detach() > -9,), (x * 2).flatten()),
+    "index_reduce": lambda x: zeros(x, 4, 16).index_reduce(
+        0, steps(x, 4), x[1].detach(), "amax", include_self=False
+    ),
     "index_add": lambda x: (
         zeros(x, 4, 16).index_add(0, steps(x, 4), x[1]),
         zeros(x, 20, 16).index_copy(0, steps(x, 20), x[1]),

@@ -1,7 +1,7 @@
-"""Operators that have no lowering, or results whose size is data, in the middle of a graph: the graph is cut there, what lies
-before and after becomes programs of their own, and PyTorch runs the operator itself on the device's
-tensors, as it does in eager mode (custom operators written in Python, operators of the host table,
-the counted CPU fallback where enabled).
+"""Operators that have no lowering, or results whose size is data, in the middle of a graph: the
+graph is cut there, what lies before and after becomes programs of their own, and PyTorch runs the
+operator itself on the device's tensors, as it does in eager mode (custom operators written in
+Python, operators of the host table, the counted CPU fallback where enabled).
 
 Under `fullgraph=True` that goes without saying only for operators that eager mode runs too; for the
 others the error is raised while the graph is compiled.

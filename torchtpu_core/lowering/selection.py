@@ -4,12 +4,13 @@ One program for each shape of the arguments computes the result at its bound, as
 selected, and how much of it counts (registry.Bounded). The dispatcher reads that number, and the
 rest of the buffer is padding (csrc/device/storage.h), so that no number of selected elements needs
 a program of its own. On XLA's CPU such a program takes as long as the CPU's kernel and the copies
-there and back up to 10^5 elements and up to twice as long for 10^7; sorts, which do not, are the
-host's from `_SORT_ON_HOST` elements on.
+there and back, within a factor of two from 10^3 to 10^7 elements. Its sorts take three to fifteen
+times as long, so there `unique` is the host's from `_SORT_ON_HOST` elements on.
 """
 
 from __future__ import annotations
 
+from torchtpu_core import plugin
 from torchtpu_core.lowering.cumulative import cumulative_sum
 from torchtpu_core.lowering.host import OnHost
 from torchtpu_core.lowering.indexing import (
@@ -28,6 +29,8 @@ from torchtpu_core.stablehlo import types as T
 #: a result whose bound is larger than this, and than `_MULTIPLE` times the arguments, is the host's
 _LARGE = 1 << 28
 _MULTIPLE = 32
+#: elements from which the CPU's kernel is faster by far than XLA's sort on the CPU
+_SORT_ON_HOST = 1 << 12
 #: rows of more columns than this are sorted by the host
 _COLUMNS = 16
 
@@ -124,13 +127,15 @@ def _begins(b: Builder, rows: list[Value]) -> Value:
     return first
 
 
-def _check_ordered(x: Value) -> None:
+def _check_sort(x: Value) -> None:
     if x.dtype in T.COMPLEX or x.numel == 0:
         raise OnHost("no order, or nothing to sort")  # the CPU's kernel has the error, or the edge
+    if x.numel >= _SORT_ON_HOST and plugin.find().platform == "cpu":
+        raise OnHost("a sort that is slow")
 
 
 def _unique_flat(b: Builder, x: Value, wanted: tuple[bool, bool]) -> list[Value | Bounded]:
-    _check_ordered(x)
+    _check_sort(x)
     values, source = sort_values_indices(b, _flat(b, x), 0)
     begins = _begins(b, [values])
     count, _, inverse, lengths = _runs(b, begins, wanted, source.to("i32"))
@@ -152,7 +157,7 @@ def _unique2(b, x, sorted=True, return_inverse=False, return_counts=False):
 
 @lowering("unique_dim")
 def _unique_dim(b, x, dim, sorted=True, return_inverse=False, return_counts=False):
-    _check_ordered(x)
+    _check_sort(x)
     dim = dim % max(x.ndim, 1)
     columns = _columns(b, x, dim)
     if len(columns) > _COLUMNS:

@@ -159,17 +159,25 @@ def _indexed_shape(w: Walk, x: Padded, indices: Sequence[Any]) -> list:
 
 
 def _mask_put(w: Walk, node, x: Padded, dim: int, mask: Any, values: Any, accumulate: bool):
-    mask = w.layouts.of(mask)
-    if w.layouts.of(values).ndim > x.ndim - dim - mask.ndim:
-        raise Inexact("values for the elements of a mask")
-    v = w.layouts.aligned(mask, x.dims[dim : dim + mask.ndim])
-    values = w.layouts.aligned(values, x.dims[dim + mask.ndim :])
+    mask, values = w.layouts.of(mask), w.layouts.of(values)
+    end = dim + mask.ndim
+    dims = x.dims[dim:end]
+    # The places that the mask selects are counted, and those that do not count come in between.
+    v = w.layouts.filled(Padded(w.layouts.aligned(mask, dims), dims), 0)
+    counted = values.ndim - (x.ndim - end) - 1  # the dimension of `values` that counts them
+    if counted >= 0:
+        values = w.layouts.plain(values, [counted])
+        lead = x.dims[dim - counted : dim]
+        own = [*lead, values.dims[counted], *x.dims[end:]]
+        values = w.layouts.aligned(values, own)
+    else:
+        values = w.layouts.aligned(values, x.dims[end:])
     given: list[Any] = [None] * dim + [v]
     return w.result(node, w.lower(node.target, x.value, given, values, accumulate), x.dims)
 
 
-@rule("index_add", "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor")
-def _index_rows(w: Walk, node, x, dim, index, source, **kwargs):
+@rule("index_add", "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor", "index_reduce")
+def _index_rows(w: Walk, node, x, dim, index, source, *args, **kwargs):
     x, index = w.layouts.of(x), w.layouts.of(index)
     dim = axis(x, dim)
     x, index = w.layouts.plain(x, [dim]), w.layouts.plain(index)
@@ -180,7 +188,7 @@ def _index_rows(w: Walk, node, x, dim, index, source, **kwargs):
     else:
         source = source if isinstance(source, Value) else w.sizes.number(source)
     kwargs = {k: w.sizes.number(v) for k, v in kwargs.items()}
-    return w.result(node, w.lower(node.target, x.value, dim, at, source, **kwargs), x.dims)
+    return w.result(node, w.lower(node.target, x.value, dim, at, source, *args, **kwargs), x.dims)
 
 
 @rule("embedding_dense_backward")

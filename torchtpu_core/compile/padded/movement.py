@@ -353,6 +353,34 @@ def _padded_along(
     return b.select(b.broadcast_in_dim(inside, v.shape, [d]), v, fill)
 
 
+@rule("unfold")
+def _unfold(w: Walk, node, x, dim, n, step):
+    """Windows that begin among what counts: those of the bucket's size, of which the first do."""
+    x = w.layouts.of(x)
+    dim = axis(x, dim)
+    if is_open(n) or is_open(step):
+        raise Inexact("a window of open size")
+    x = w.layouts.plain(x, [dim])
+    out = w.layouts.prefix(w.shape(node)[dim])
+    v = w.layouts.resized(x.value, dim, max(x.value.shape[dim], (room(out) - 1) * step + n))
+    v = w.layouts.resized(w.lower(node.target, v, dim, n, step), dim, room(out))
+    return w.result(node, v, [*x.dims[:dim], out, *x.dims[dim + 1 :], fixed(n)])
+
+
+@rule("unfold_backward")
+def _unfold_backward(w: Walk, node, grad, sizes, dim, n, step):
+    grad = w.layouts.of(grad)
+    dim = dim % (grad.ndim - 1)
+    if is_open(n) or is_open(step):
+        raise Inexact("a window of open size")
+    grad = w.layouts.plain(grad, [dim])
+    out = w.layouts.prefix(w.shape(node)[dim])
+    v = w.layouts.filled(grad, 0, [dim])
+    v = w.layouts.resized(v, dim, max((room(out) - n) // step + 1, 0))
+    dims = [*grad.dims[:dim], out, *grad.dims[dim + 1 : -1]]
+    return w.result(node, w.lower(node.target, v, list(map(room, dims)), dim, n, step), dims)
+
+
 @rule("tril", "triu")
 def _triangle(w: Walk, node, x, diagonal=0):
     b, x = w.b, w.layouts.of(x)

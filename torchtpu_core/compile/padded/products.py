@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchtpu_core.compile.padded.layout import Dim, Padded, fixed, is_padded, room, size
+from torchtpu_core.compile.padded.layout import (
+    Dim,
+    Padded,
+    fixed,
+    is_padded,
+    is_padded_or_open,
+    room,
+    size,
+)
 from torchtpu_core.compile.padded.sizes import Inexact
 from torchtpu_core.compile.padded.walk import Walk, rule
 from torchtpu_core.stablehlo import Value
@@ -155,3 +163,18 @@ def _attention_backward(w: Walk, node, grad, q, k, v, bias, mask, out, lse, *arg
         w.result(node, r, layouts[i], i) if i < 3 and r is not None else r
         for i, r in enumerate(results)
     ]
+
+
+# ---- Fourier transforms --------------------------------------------------------------------------
+
+
+@rule("_fft_r2c", "_fft_c2c", "_fft_c2r")
+def _fft(w: Walk, node, x, dim, *args):
+    """Along dimensions that are not padded, whatever the others are."""
+    x = w.layouts.of(x)
+    which = [d % x.ndim for d in dim]
+    if any(is_padded_or_open(x.dims[d]) for d in which):
+        raise Inexact("a transform of open size")
+    v = w.lower(node.target, x.value, dim, *args)
+    dims = [fixed(n) if d in which else p for d, (p, n) in enumerate(zip(x.dims, v.shape))]
+    return w.result(node, v, dims)

@@ -111,8 +111,14 @@ class Interface:
         for node in self.owner.gm.graph.nodes:
             for x in _symbolic(node.meta.get("val")):
                 env = x.node.shape_env
-                known = getattr(env, "backed_var_to_val", None) or env.var_to_val
-                return [s for s in known if s in self.symbols]
+                known = getattr(env, "backed_var_to_val", None)
+                known = env.var_to_val if known is None else known
+                backed = [s for s in known if s in self.symbols]
+                # Sizes that are data have no values there; their names count up.
+                rest = sorted(
+                    self.symbols.keys() - set(backed), key=lambda s: (len(s.name), s.name)
+                )
+                return backed + rest
         return list(self.symbols)
 
     def _port(self, val: Any) -> Port | None:
