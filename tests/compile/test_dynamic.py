@@ -131,9 +131,11 @@ ORDERS: dict[str, Callable[..., Any]] = {
     "flat_cumsum": lambda x: x.transpose(0, 1).flatten().cumsum(0),
     "median": lambda x: (*x.median(1), x.median(), (x * 3).int().median(1)[0]),
     "median_nan": lambda x: (
-        *(y := x.masked_fill(x > 1, float("nan"))).median(1),
+        (y := x.masked_fill(x > 1, float("nan"))).median(1)[0].nan_to_num(9),
+        y.median(1)[1],
         *y.nanmedian(1),
         y.nanmedian(),
+        y.median().isnan(),
     ),
     "kthvalue": lambda x: (*x.kthvalue(3, 1), (x * 3).int().kthvalue(2, 1, True)[0]),
     "mode": lambda x: (*(x * 2).round().mode(1), (x * 2).int().mode(1, True)[0]),
@@ -177,7 +179,7 @@ MOVEMENT: dict[str, Callable[..., Any]] = {
     "unmerge": lambda x: (x.reshape(-1, 16) * 2).view(x.shape[1], 3, 16).cumsum(0),
     "slice": lambda x: ((x * 1)[:, 1:] + 0, (x * 1)[:, -2:] + 0, (x * 1)[:, ::2] + 0),
     "slice_open": lambda x: (x[:, x.shape[1] // 2 :] + 1, x[:, : x.shape[1] // 2] * 2),
-    "unfold": lambda x: ((x * 1).unfold(1, 3, 2) * 2, (x * 1).unfold(2, 4, 4) + 1),
+    "unfold": lambda x: ((x * 1).unfold(1, 3, 2).sum(-1), (x * 1).unfold(2, 4, 4).exp().sum(2)),
     "im2col": lambda x: F.unfold(x[None], (2, 3), padding=1, stride=(2, 1)),
     "fft": lambda x: (T.fft.rfft(x, dim=-1).abs(), T.fft.fft(x, dim=0).real, T.fft.irfft(x, dim=2)),
     "select": lambda x: (x[:, -1] * 1, x[:, -3] * 1, x[:, 1] * 1),
@@ -197,7 +199,11 @@ INDEXING: dict[str, Callable[..., Any]] = {
     "accumulate": lambda x: zeros(x, 4, 16).index_put((steps(x, 4),), x[0], accumulate=True),
     "put_rows": lambda x: (zeros(x, 20, 16) + 1).index_put((steps(x, 20),), x[0]),
     "mask_put": lambda x: x.clone().index_put_((x > 0,), zeros(x)),
-    "mask_put_values": lambda x: x.index_put((x.detach() > -9,), (x * 2).flatten()),
+    "mask_put_values": lambda x: x.index_put((x > -9,), (x * 2).detach().flatten()),
+    "masked_scatter": lambda x: (
+        x.masked_scatter(x > 0, x.detach().flip(1)),
+        x.detach().masked_scatter(x > 0, (x * 2)[:, :, :8].repeat(1, 2, 2)),
+    ),
     "index_reduce": lambda x: zeros(x, 4, 16).index_reduce(
         0, steps(x, 4), x[1].detach(), "amax", include_self=False
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
+
 from torchtpu_core import flags
 from torchtpu_core.compile.padded.layout import ONE, Dim, Padded, is_padded, room, size
 from torchtpu_core.compile.padded.movement import axis, dims_without
@@ -174,6 +176,33 @@ def _mask_put(w: Walk, node, x: Padded, dim: int, mask: Any, values: Any, accumu
         values = w.layouts.aligned(values, x.dims[end:])
     given: list[Any] = [None] * dim + [v]
     return w.result(node, w.lower(node.target, x.value, given, values, accumulate), x.dims)
+
+
+def _masked(w: Walk, x: Any, mask: Any, sizes: Sequence) -> tuple[Value, Value, list[Dim]]:
+    """(x, the mask without what does not count) in one layout: the elements that a mask selects are
+    counted in row-major order, which that of the rooms is too.
+    """
+    dims = w.layouts.common(sizes, [x, mask])
+    rooms = list(map(room, dims))
+    x, mask = (w.b.expand(w.layouts.aligned(v, dims), rooms) for v in (x, mask))
+    return x, w.layouts.filled(Padded(mask, tuple(dims)), 0), dims
+
+
+@rule("masked_scatter")
+def _masked_scatter(w: Walk, node, x, mask, source):
+    x, mask, dims = _masked(w, x, mask, w.shape(node))
+    source = w.layouts.of(source)
+    flat = w.layouts.of(w.layouts.reshaped(source, [sympy.Mul(*source.shape)]))
+    return w.result(node, w.lower(node.target, x, mask, w.layouts.plain(flat).value), dims)
+
+
+@rule("masked_scatter_backward")
+def _masked_scatter_backward(w: Walk, node, grad, mask, sizes):
+    shape = w.layouts.of(grad).shape
+    grad, mask, _ = _masked(w, grad, mask, shape)
+    line = w.layouts.prefix(sympy.Mul(*w.shape(node)))
+    v = w.lower(node.target, grad, mask, [room(line)])
+    return w.layouts.reshaped(Padded(v, (line,)), w.shape(node))
 
 
 @rule("index_add", "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor", "index_reduce")
