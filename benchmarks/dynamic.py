@@ -3,7 +3,8 @@ other. Each way runs in a process of its own, with no program cached; its time i
 requests, capture and compilation included.
 
 `buckets` is the default, powers of two; `recompiled` has a program for each length; `padded to max`
-has one program for all. Logits are compared with the CPU at every length.
+has one program for all. Logits are compared with the CPU at every length. `--report` also writes
+docs/reports/dynamic.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import time
 from typing import Any
 
 from benchmarks import _measure
+
+REPORT = _measure.ROOT / "docs" / "reports" / "dynamic.md"
+COMMAND = "python -m benchmarks.dynamic --report"
 
 WAYS: dict[str, Any] = {"buckets": "pow2", "padded to max": "max", "recompiled": "off"}
 LONGEST, REQUESTS, VOCABULARY = 512, 200, 1024
@@ -77,16 +81,38 @@ def measure(way: str, requests: int) -> dict[str, float]:
     torch.tpu.set_shape_buckets([LONGEST] if WAYS[way] == "max" else WAYS[way])
     compiled = torch.compile(model, dynamic=True, fullgraph=True)
     before = torchtpu_core.stats()["programs_compiled"]
-    spent, error = 0.0, 0.0
+    spent, worked, error = 0.0, 0.0, 0.0
     for ids in batches:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         with torch.no_grad():
             logits = compiled(ids.to("tpu")).cpu()
         spent += time.perf_counter() - start
+        worked += time.process_time() - cpu
         with torch.no_grad():
             error = max(error, (logits - beside(ids)).abs().max().item())
     programs = torchtpu_core.stats()["programs_compiled"] - before
-    return {"seconds": spent, "programs": programs, "error": error}
+    return {"seconds": spent, "cpu_seconds": worked, "programs": programs, "error": error}
+
+
+def report(columns: list[str], rows: list[list[str]], note: str) -> None:
+    """Writes the table as Markdown."""
+    lines = [
+        "# Open sizes",
+        "",
+        f"A decoder ({LAYERS} layers of width {WIDTH}) is fed requests of random lengths, compiled in",
+        "three ways, each in a process of its own with no program cached: a program for each",
+        "bucket (powers of two, the default), one program that all are padded for, a program for",
+        f"each length. Made by `{COMMAND}`.",
+        "",
+        "| " + " | ".join(columns) + " |",
+        "| --- |" + " --: |" * (len(columns) - 1),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        note,
+        "CPU seconds are those of all threads, which other work on the machine moves less.",
+        f"{_measure.machine()}.",
+    ]
+    REPORT.write_text("\n".join(lines) + "\n")
 
 
 def main() -> int:
@@ -94,6 +120,7 @@ def main() -> int:
     parser = _measure.parser(__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=REQUESTS)
     parser.add_argument("--way", choices=WAYS, help="measure it here; print JSON")
+    parser.add_argument("--report", action="store_true", help=f"also write {REPORT.name}")
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.way, args.requests)))
@@ -110,6 +137,7 @@ def main() -> int:
             way,
             f"{f['seconds']:.1f}",
             _measure.ratio(f["seconds"], own["seconds"]),
+            f"{f['cpu_seconds']:.1f}",
             f"{f['programs']:.0f}",
             f"{f['error']:.1e}",
         ]
@@ -123,9 +151,11 @@ def main() -> int:
     }
     verdicts = ", ".join(f"{p}: {'met' if kept else 'MISSED'}" for p, kept in promises.items())
     note = f"{args.requests} requests of 1 to {LONGEST} tokens, compilation included. {verdicts}."
-    columns = ["way", "seconds", "of buckets", "programs", "greatest error"]
+    columns = ["way", "seconds", "of buckets", "CPU seconds", "programs", "greatest error"]
     _measure.table("A decoder fed random lengths", columns, rows, note)
     _measure.save(args.json, "dynamic", figures)
+    if args.report:
+        report(columns, rows, note)
     return 0 if all(promises.values()) else 1
 
 

@@ -126,6 +126,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
         (x > 0).sort(dim=1, stable=True)[1],
     ),
     "topk": lambda x: (*x.topk(2, dim=1), *x.topk(2, dim=1, largest=False)),
+    "topk_all": lambda x: (*x.topk(5, dim=1), *x.topk(5, dim=1, largest=False)),
     "cumsum": lambda x: (x.cumsum(1), x.detach().cumprod(1), x.logcumsumexp(1)),
     "cummax": lambda x: (*x.cummax(1), *x.cummin(1)),
     "flat_cumsum": lambda x: x.transpose(0, 1).flatten().cumsum(0),
@@ -217,6 +218,12 @@ INDEXING: dict[str, Callable[..., Any]] = {
         (zeros(x, 3, 16, 16) + 1).scatter(1, along(x), x),
         zeros(x, 3, 4, 16).scatter_add(1, along(x, 4), x),
         zeros(x, 3, 4, 16).scatter_reduce(1, along(x, 4), x.detach(), "amax"),
+    ),
+    "scatter_reduce": lambda x: tuple(
+        (zeros(x, 3, 4, 16) + 2).scatter_reduce(
+            1, along(x, 4), x.detach(), how, include_self=how == "sum"
+        )
+        for how in ("sum", "prod", "mean", "amin")
     ),
     "embedding": lambda x: F.embedding(steps(x), WEIGHT.to(x.device)) * x,
     "cross_entropy": lambda x: F.cross_entropy(

@@ -85,6 +85,7 @@ def test_masks_among_other_indices_and_views():
     same(lambda x, m: T.masked_select(x.mT, m[:, None]), x, last)
     same(lambda x, m: T.masked_select(m, x > 0), x, last)
     same(lambda x: x[x.flatten()[0] > -9], x)
+    assert T.equal(x.to("tpu")[rows].cpu(), x[rows])  # a mask on the CPU
     with pytest.raises(IndexError, match="mask"):
         x.to("tpu")[T.ones(3, dtype=T.bool, device="tpu")]
     with pytest.raises(RuntimeError, match="BoolTensor"):
@@ -223,6 +224,11 @@ def test_a_large_buffer_is_cut_to_what_is_selected():
     many = T.nonzero(x.view(1024, 1024) < 3000)
     assert many.stride() == T.nonzero(x.view(1024, 1024).cpu() < 3000).stride()
     assert T.equal(many.cpu(), T.nonzero(x.view(1024, 1024).cpu() < 3000))
+
+
+def test_large_sorts_are_the_same():
+    x = T.randint(-50, 50, (5000,), generator=_generator)
+    same(lambda x: T.unique(x, return_inverse=True, return_counts=True), x)
 
 
 def test_what_has_no_bound_in_proportion_is_the_hosts():
