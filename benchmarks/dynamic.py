@@ -99,8 +99,8 @@ def report(columns: list[str], rows: list[list[str]], note: str) -> None:
     lines = [
         "# Open sizes",
         "",
-        f"A decoder ({LAYERS} layers of width {WIDTH}) is fed requests of random lengths, compiled in",
-        "three ways, each in a process of its own with no program cached: a program for each",
+        f"A decoder ({LAYERS} layers of width {WIDTH}) is fed requests of random lengths, compiled",
+        "in three ways, each in a process of its own with no program cached: a program for each",
         "bucket (powers of two, the default), one program that all are padded for, a program for",
         f"each length. Made by `{COMMAND}`.",
         "",
