@@ -35,12 +35,15 @@ def _autoload() -> None:
 
 def stats() -> dict[str, Any]:
     """Programs compiled, cache hits, executions, host transfers and fallbacks so far; and, under
-    "graphs", the programs of each compiled graph and why there is more than one.
+    "graphs", the programs of each compiled graph and why there is more than one. Once something was
+    compiled by `torch.compile`: how many graphs AOTAutograd traced (forward and backward are two),
+    how many were found on disk instead, and how many were lowered.
     """
     import torchtpu_core._C as _C
 
     recompiles = sys.modules.get("torchtpu_core.compile.recompiles")
-    return _C.stats() | {"graphs": recompiles.report() if recompiles else {}}
+    counts = recompiles.counts() if recompiles else {}
+    return _C.stats() | counts | {"graphs": recompiles.report() if recompiles else {}}
 
 
 def export_stablehlo(program: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -9,7 +9,8 @@ import functools
 import hashlib
 import os
 import pickle
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ _MAKERS = ("lowering", "stablehlo", "compile", "plans.py", "precision.py")
 
 
 @functools.cache
-def _makers() -> str:
+def makers() -> str:
     """A digest of PyTorch's version, of the sources that make plans, and of the build of the
     extension, which describes calls."""
     built = os.stat(_C.__file__)
@@ -87,7 +88,7 @@ def _put(key: str, value: Any) -> None:
 
 
 def _route_key(op: str) -> str:
-    return cache.ProgramCache.key("route", _makers().encode(), op)
+    return cache.ProgramCache.key("route", makers().encode(), op)
 
 
 def find_route(op: str) -> tuple[int, list[int], str] | None:
@@ -102,7 +103,19 @@ def keep_route(op: str, route: tuple[int, list[int], str]) -> None:
 
 def key(op: str, fingerprint: str, call: bytes) -> str:
     """The key of the plan for a call of `op`, described by the dispatcher's key, on a plugin."""
-    return cache.ProgramCache.key(f"plan {op} {fingerprint}", _makers().encode(), call)
+    return cache.ProgramCache.key(f"plan {op} {fingerprint}", makers().encode(), call)
+
+
+def graph_key(graph: str, args: Sequence[Any]) -> str:
+    """The key of the plan for a call of a compiled graph, which is described by a key of its own;
+    `args`: as the dispatcher describes them (TensorSpecs and numbers).
+    """
+    from torchtpu_core import plugin
+
+    # A CPU number that is fed at run time is not part of the program.
+    call = [replace(x, value=None) if getattr(x, "host", False) else x for x in args]
+    described = repr((call, _C.program_flags(), plugin.find().platform))
+    return cache.ProgramCache.key(f"graph {graph}", makers().encode(), described)
 
 
 def find(plan_key: str) -> Plan | None:

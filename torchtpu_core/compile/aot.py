@@ -13,29 +13,29 @@ from typing import Any
 
 import torch
 
-from torchtpu_core.compile import layers, partition, recompiles, split
+from torchtpu_core import plans
+from torchtpu_core.compile import layers, partition, recompiles, split, stored
 from torchtpu_core.compile.graph_program import GraphProgram
-
-_count = itertools.count()
+from torchtpu_core.plans import Plan
 
 
 def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The compiled form of a graph from Dynamo."""
     from torch._dynamo.backends.common import aot_autograd
 
-    n = next(_count)
     options: dict[str, Any] = {}
     if any(isinstance(x, torch.SymInt) for t in example_inputs for x in _numbers(t)):
         options["decompositions"] = _decompositions()
-    whole = _wants_one_graph()
-    return aot_autograd(
-        fw_compiler=_compiler(f"compiled forward {n}", whole),
-        bw_compiler=_compiler(f"compiled backward {n}", whole),
-        inference_compiler=_compiler(f"compiled graph {n}", whole),
-        partition_fn=partition.split,
-        keep_inference_input_mutations=True,
-        **options,
-    )(gm, example_inputs)
+    kept = stored.keepable(gm, example_inputs) is None
+    with stored.compiling(_wants_one_graph(), gm):
+        return aot_autograd(
+            fw_compiler=stored.compiler("forward", kept),
+            bw_compiler=stored.compiler("backward", kept),
+            inference_compiler=stored.compiler("graph", kept),
+            partition_fn=partition.split,
+            keep_inference_input_mutations=True,
+            **options,
+        )(gm, example_inputs)
 
 
 def _wants_one_graph() -> bool:
@@ -87,41 +87,91 @@ _DECOMPOSED = """
 """
 
 
-def _compiler(
-    name: str, whole: bool
-) -> Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    return lambda gm, example_inputs: runner(name, gm, whole)
-
-
-def runner(name: str, gm: torch.fx.GraphModule, whole: bool = False) -> Callable[[list[Any]], Any]:
+def runner(
+    name: str, gm: torch.fx.GraphModule, whole: bool, key: str | None
+) -> tuple[Callable[[list[Any]], Any], Outside | None]:
     """What runs a functional graph: takes the list of arguments, which it empties; returns the list
-    of results. `whole`: an operator that nothing can run is an error now, not when it is reached.
+    of results. And what a call needs to know of the graph; None if it is more than one program.
+    `whole`: an operator that nothing can run is an error now, not when it is reached; `key`: by
+    which its plans are kept on disk, None for those that are not.
     """
     cut = split.check(gm, whole)
     if cut:
         parts = itertools.count()
-        return split.runner(gm, cut, lambda part: _program(f"{name}, part {next(parts)}", part))
-    return _program(name, gm)
+
+        def run_of(part: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+            return runner(f"{name}, part {next(parts)}", part, False, None)[0]
+
+        return split.runner(gm, cut, run_of), None
+    program = GraphProgram(gm)
+    outside = Outside.of(program)
+    if program.has_open_sizes:
+        return _open(name, program, outside), outside
+    return stored_runner(name, outside, lambda: gm, key), outside
 
 
-def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """What runs a graph whose operators are all lowered, as one program a key."""
+@dataclass
+class Outside:
+    """What a call of a graph needs to know of it. num_inputs, device and constants are those of
+    GraphProgram; names: of the placeholders; host: what of it is on the CPU.
+    """
+
+    num_inputs: int
+    names: list[str]
+    device: torch.device
+    constants: list[torch.Tensor]
+    host: _HostTraffic | None
+
+    @staticmethod
+    def of(program: GraphProgram) -> Outside:
+        """That of a graph."""
+        names = [n.name for n in program.placeholders]
+        host = _host_traffic(program.gm)
+        return Outside(program.num_inputs, names, program.device, program.constants, host)
+
+
+def stored_runner(
+    name: str, outside: Outside, read: Callable[[], torch.fx.GraphModule], key: str | None
+) -> Callable[[list[Any]], Any]:
+    """What runs a graph, which `read` gives where one of its programs is not on disk."""
     from torchtpu_core import _C
 
-    program = GraphProgram(gm)
-    if not program.has_open_sizes:
-        program = GraphProgram(layers.share(gm))
-    constants = program.constants
-    names = [n.name for n in program.placeholders]
-    watch = recompiles.Watch(name, names)
-    compiled: Any
-    if program.has_open_sizes:
-        from torchtpu_core.compile.bucketed import BucketedGraph
+    watch = recompiles.Watch(name, outside.names)
 
-        compiled = BucketedGraph(name, program, watch)
-    else:
-        build = watch.building(lambda args: program.build(args))
-        compiled = _C.Graph(name, program.num_inputs + len(constants), build)
+    @cache
+    def program() -> GraphProgram:
+        return GraphProgram(layers.share(read()))
+
+    def build(args: Sequence[Any]) -> Plan:
+        call = None if key is None else plans.graph_key(key, args)
+        plan = None if call is None else plans.find(call)
+        if plan is None:
+            recompiles.count("graphs_lowered")
+            plan = program().build(args)
+            if call is not None:
+                plans.keep(call, plan)
+        return plan
+
+    count = outside.num_inputs + len(outside.constants)
+    compiled = _C.Graph(name, count, watch.building(build))
+    return _around(compiled, watch, program, outside)
+
+
+def _open(name: str, program: GraphProgram, outside: Outside) -> Callable[[list[Any]], Any]:
+    """What runs a graph with open sizes."""
+    from torchtpu_core.compile.bucketed import BucketedGraph
+
+    watch = recompiles.Watch(name, outside.names)
+    return _around(BucketedGraph(name, program, watch), watch, lambda: program, outside)
+
+
+def _around(
+    compiled: Callable[[list[Any]], Any],
+    watch: recompiles.Watch,
+    program: Callable[[], GraphProgram],
+    outside: Outside,
+) -> Callable[[list[Any]], Any]:
+    """A graph of the dispatcher with what a call of it takes besides."""
 
     def graph(args: list[Any]) -> Any:
         try:
@@ -130,12 +180,13 @@ def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
             if watch.fresh is not None:
                 from torchtpu_core.compile import blame
 
-                blame.explain(error, program.gm, program.placeholders, *watch.fresh)
+                known = program()
+                blame.explain(error, known.gm, known.placeholders, *watch.fresh)
             raise
         finally:
             watch.fresh = None
 
-    host = _host_traffic(gm)
+    constants, host = outside.constants, outside.host
     if not constants and host is None:
         graph._boxed_call = True  # type: ignore[attr-defined]
         return graph
@@ -144,12 +195,12 @@ def _program(name: str, gm: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     def run(args: list[Any]) -> Any:
         if constants and not on_device:
-            on_device.extend(c.detach().to(program.device) for c in constants)
+            on_device.extend(c.detach().to(outside.device) for c in constants)
         if host is None:
             args.extend(on_device)
             return graph(args)
         given = list(args)
-        moved = {i: given[i].to(program.device) for i in host.moved}
+        moved = {i: given[i].to(outside.device) for i in host.moved}
         for i, t in moved.items():
             args[i] = t
         args.extend(on_device)

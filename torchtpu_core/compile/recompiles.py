@@ -39,6 +39,19 @@ class _Graph:
 
 
 _graphs: dict[str, _Graph] = {}
+_counts = dict.fromkeys(("graphs_traced", "graphs_from_disk", "graphs_lowered"), 0)
+
+
+def count(what: str) -> None:
+    """Counts one graph more: that AOTAutograd made, that was found on disk in its place, or that
+    was lowered for a call whose program no earlier process had kept.
+    """
+    _counts[what] += 1
+
+
+def counts() -> dict[str, int]:
+    """How many there were of each."""
+    return dict(_counts)
 
 
 class Watch:
@@ -104,3 +117,4 @@ def report() -> dict[str, dict[str, Any]]:
 def reset() -> None:
     """Forgets the counts."""
     _graphs.clear()
+    _counts.update(dict.fromkeys(_counts, 0))
