@@ -86,7 +86,11 @@ class GraphProgram:
         results: list[Value] = []
         self._returns(lowering, args, plan, results)
         position = {n: i for i, n in enumerate(self.placeholders)}
-        targets = [(args[position[target]], lowering.env[n]) for n, target in self.copies.items()]
+        targets = [
+            (args[position[target]], lowering.env[n])
+            for n, target in self.copies.items()
+            if lowering.env[n] is not lowering.env[target]  # written as it is
+        ]
         program.write_all(b, plan, results, inputs, bases, targets)
         program.seal(b, module, plan, results, inputs, annotate)
         log(plan)

@@ -42,7 +42,7 @@ def _steps(
         if grad_scale is not None:
             g = g / like(b, b.reshape(grad_scale, ()), g)
         new = update(p, -g if maximize else g, *state, *extra[i : i + 1])
-        results = [new[0], g, *new[1:]]
+        results = [new[0], row[1] if grad_scale is None else g, *new[1:]]
         for column, old, value in zip(out, row, results):
             value = value.to(old.dtype)
             column.append(value if skip is None else b.select(skip, old, value))
