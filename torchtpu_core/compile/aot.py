@@ -26,12 +26,14 @@ def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
     options: dict[str, Any] = {}
     if any(isinstance(x, torch.SymInt) for t in example_inputs for x in _numbers(t)):
         options["decompositions"] = _decompositions()
-    kept = stored.keepable(gm, example_inputs) is None
     with stored.compiling(_wants_one_graph(), gm):
+        found = stored.find(gm, example_inputs)
+        if found is not None:
+            return found
         return aot_autograd(
-            fw_compiler=stored.compiler("forward", kept),
-            bw_compiler=stored.compiler("backward", kept),
-            inference_compiler=stored.compiler("graph", kept),
+            fw_compiler=stored.compiler("forward"),
+            bw_compiler=stored.compiler("backward"),
+            inference_compiler=stored.compiler("graph"),
             partition_fn=partition.split,
             keep_inference_input_mutations=True,
             **options,

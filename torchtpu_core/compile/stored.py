@@ -17,13 +17,13 @@ own rules refuse (`check_cacheable`). So is one whose entry is damaged.
 
 Replaced, for graphs that are compiled by the backend `tpu` only:
 torch._functorch._aot_autograd.autograd_cache.AOTAutogradCache.try_load, .save (2.13): where
-    AOTAutograd asks for an entry, and gives one.
+    AOTAutograd asks for an entry (we do before it starts, so that its inputs are not made fake for
+    nothing), and where it gives one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import logging
 import pickle
@@ -40,8 +40,10 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.runtime_wrappers import SerializableCompiledFunction
 from torch._functorch._aot_autograd.schemas import AOTAutogradCacheInfo
-from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
+from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler, prepare_aot_config
 from torch._inductor.output_code import OutputCode
+from torch._subclasses import FakeTensor
+from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchtpu_core import cache as program_cache
@@ -147,12 +149,14 @@ class Half(OutputCode):
         """There is none."""
 
 
-def compiler(kind: str, kept: bool) -> Any:
-    """What AOTAutograd calls with a graph of a kind (of `Half`); `kept`: the result may be."""
+def compiler(kind: str) -> Any:
+    """What AOTAutograd calls with a graph of a kind (of `Half`)."""
 
     def compile_(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Half:
         return Half(kind, gm)
 
+    current = _current.get()
+    kept = current is not None and current.key is not None
     return SerializableAOTDispatchCompiler(Half, compile_) if kept else compile_
 
 
@@ -177,8 +181,10 @@ def _unpack(data: bytes) -> torch.fx.GraphModule:
 # ---- keys ----------------------------------------------------------------------------------------
 
 
-def keepable(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+def _refusal(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
     """Why a graph from Dynamo is not kept on disk; None if it may be."""
+    if not isinstance(gm, torch.fx.GraphModule):
+        return "its inputs are nested"
     if any(isinstance(n, torch.SymInt) for x in example_inputs for n in _numbers_of(x)):
         return "it has open sizes"
     for module in gm.modules():
@@ -203,75 +209,135 @@ def _namespace(target: Any) -> str | None:
     return None
 
 
-class _Details:
-    """What a key is a digest of."""
-
-    def __init__(self, gm: torch.fx.GraphModule, args: Any, config: Any, whole: bool):
-        self.makers, self.whole = plans.makers(), whole
-        self.gm, self.args, self.config = gm, args, config
-        self.grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        self.autocast = [
-            (device, torch.get_autocast_dtype(device))
-            for device in torch._C._autocast_supported_devices()
-            if torch.is_autocast_enabled(device)
-        ]
-        self.deterministic = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        )
-        self.dtype, self.device = torch.get_default_dtype(), str(torch.get_default_device())
-        self.functorch = functorch_config.save_config()
-        self.hooks = autograd_cache._collect_saved_tensors_hooks_fx_wrap_cache_hashes(gm)
-        self.checkpoints = autograd_cache._collect_context_fn_hashes(gm)
-        self.solvers = autograd_cache._get_custom_estimator_solver_uuids(functorch_config)
-        # What a region wrote on its nodes (precision.py), which is not in the graph's code.
-        self.marks = [
-            (i, j, repr(node.meta["custom"]))
-            for i, module in enumerate(gm.modules())
-            if isinstance(module, torch.fx.GraphModule)
-            for j, node in enumerate(module.graph.nodes)
-            if node.meta.get("custom")
-        ]
+def _settings(gm: torch.fx.GraphModule) -> Any:
+    """What of PyTorch's state shapes a traced graph."""
+    autocast = [
+        (device, torch.get_autocast_dtype(device))
+        for device in torch._C._autocast_supported_devices()
+        if torch.is_autocast_enabled(device)
+    ]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        functorch_config.save_config(),
+        autograd_cache._collect_saved_tensors_hooks_fx_wrap_cache_hashes(gm),
+        autograd_cache._collect_context_fn_hashes(gm),
+        autograd_cache._get_custom_estimator_solver_uuids(functorch_config),
+    )
 
 
-def _key(mod: Any, args: Any, config: Any, whole: bool) -> str:
-    gm = getattr(mod, "gm", mod)  # a wrapper, where inputs are nested
-    with autograd_cache.sanitize_gm_for_cache(gm):
-        autograd_cache.check_cacheable(gm)
-        details = _Details(gm, args, config, whole)
-        digest = autograd_cache.AOTAutogradCachePickler(gm).get_hash(details)
-    return program_cache.ProgramCache.key("traced graph", b"", digest)
+def _described(x: Any) -> Any:
+    """What of an input is part of a key."""
+    if type(x) in (bool, int, float, str, type(None)):
+        return type(x).__name__, x
+    if type(x) not in (torch.Tensor, Parameter, FakeTensor) or x.layout is not torch.strided:
+        raise Unkept(f"it has an input of the type {type(x)}")
+    storage = x.untyped_storage().nbytes(), x.storage_offset(), tuple(x.shape), x.stride()
+    flags = (x.requires_grad, x.is_leaf, x.is_conj(), x.is_neg(), x.is_inference())
+    return str(x.dtype), str(x.device), storage, flags, isinstance(x, Parameter)
 
 
-# ---- where AOTAutograd asks ----------------------------------------------------------------------
+def _sharing(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
+    """For each tensor among the inputs, the first one that has the same storage."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    given = inputs[len(inputs) - len(nodes) :]
+    real = [*inputs[: len(inputs) - len(nodes)]]
+    for node, x in zip(nodes, given):
+        if isinstance(x, FakeTensor):  # what it stands for tells whether it shares
+            x = node.meta["grapharg"].example
+        real.append(x)
+    first: dict[Any, int] = {}
+    tensors = ((i, x) for i, x in enumerate(real) if isinstance(x, torch.Tensor))
+    return [first.setdefault(x.untyped_storage()._cdata, i) for i, x in tensors]
 
 
-def _load(mod: Any, args: Any, config: Any, current: _Compilation) -> tuple[Any, Any]:
-    """(the callable of a kept graph or None, AOTAutograd's config with what saving needs)."""
+#: of a module from Dynamo: what differs from process to process, or is described otherwise
+_ASIDE = ("_graph", "_code", "meta", "compile_subgraph_reason", "_param_name_to_source")
+_ASIDE += ("_backend_id",)
+
+
+def _module(module: torch.nn.Module, pickler: Any) -> Any:
+    """What of a module, without those inside it, is part of a key."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return pickler.get_hash(module)
+    held = {k: v for k, v in vars(module).items() if k not in _ASIDE}
+    tensors = [
+        (name, x if x is None else _described(x))
+        for kind in ("_parameters", "_buffers")
+        for name, x in held.pop(kind).items()
+    ]
+    held["_modules"] = list(held["_modules"])
+    code = module.graph.python_code("self")
+    names = sorted(pickler._format_global_for_cache_key(k, v) for k, v in code.globals.items())
+    # What a region wrote on its nodes (precision.py) is not in the code.
+    marks = [
+        (i, repr(n.meta["custom"]))
+        for i, n in enumerate(module.graph.nodes)
+        if n.meta.get("custom")
+    ]
+    return tensors, code.src, names, marks, pickler.get_hash(held)
+
+
+def _key(gm: torch.fx.GraphModule, inputs: Sequence[Any], config: Any, whole: bool) -> str:
+    """The key of a graph from Dynamo; raises for one that is not kept."""
+    autograd_cache.check_cacheable(gm)
+    pickler = autograd_cache.AOTAutogradCachePickler(gm)
+    modules = [(name, _module(m, pickler)) for name, m in gm.named_modules()]
+    sources = [s and s.name for s in config.aot_autograd_arg_pos_to_source or ()]
+    numbers = config.static_input_indices, config.num_params_buffers, config.dynamic_shapes
+    described = [_described(x) for x in inputs], _sharing(gm, inputs)
+    parts = whole, modules, sources, numbers, described, _settings(gm)
+    return program_cache.ProgramCache.key("traced graph", plans.makers().encode(), repr(parts))
+
+
+# ---- entries -------------------------------------------------------------------------------------
+
+
+def find(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any] | None:
+    """The callable of a graph from Dynamo that is being compiled, if it is kept on disk."""
+    current = _current.get()
+    assert current is not None
+    why = _refusal(gm, example_inputs)
+    if why is not None or torch.compiler.config.force_disable_caches:
+        _log.info("not kept on disk: %s", why)
+        return None
     try:
-        current.key = _key(mod, args, config, current.whole)
-    except Exception as error:  # as PyTorch does: whatever is wrong with a key, the graph is traced
+        params, _, _, inputs, _, config = prepare_aot_config(
+            gm, example_inputs, None, keep_inference_input_mutations=True, ignore_shape_env=False
+        )
+        current.key = _key(gm, inputs, config, current.whole)
+    except Exception as error:  # as in PyTorch: whatever is wrong with a key, the graph is traced
         _log.info("not kept on disk: %s", error)
-        return None, config
+        return None
     payload = program_cache.default_cache().get(current.key)
-    if payload is not None:
-        try:
-            entry = pickle.loads(payload)
-            run = entry.wrap_post_compile(args, config, autograd_cache.create_fx_config())
-            return SerializableCompiledFunction(run, lambda: pickle.loads(payload)), config
-        except Exception as error:
-            _log.info("a kept graph cannot be used: %s", error)
-    info = AOTAutogradCacheInfo(current.key, time.time_ns(), forward_symints=[])
-    return None, dataclasses.replace(config, cache_info=info)
+    if payload is None:
+        return None
+    try:
+        entry = pickle.loads(payload)
+        entry = entry.wrap_post_compile(inputs, config, autograd_cache.create_fx_config())
+    except Exception as error:
+        _log.info("a kept graph cannot be used: %s", error)
+        return None
+    run = SerializableCompiledFunction(entry, lambda: pickle.loads(payload))
+
+    def forward(*args: Any) -> Any:
+        return run([*params, *args])
+
+    forward.serialize = run.serialize_fn  # type: ignore[attr-defined]
+    return torch._dynamo.disable(forward, reason="a compiled graph")
 
 
 def _save(key: str, entry: Any) -> None:
     try:
         with _disable_current_modes():
             entry.pre_save()
-            stream = io.BytesIO()
-            pickle.Pickler(stream, protocol=pickle.HIGHEST_PROTOCOL).dump(entry)
-        program_cache.default_cache().put(key, stream.getvalue())
+            payload = pickle.dumps(entry, protocol=pickle.HIGHEST_PROTOCOL)
+        program_cache.default_cache().put(key, payload)
     except Exception as error:  # a cache never fails a program
         _log.info("not kept on disk: %s", error)
 
@@ -286,7 +352,10 @@ def _install() -> None:
         current = _current.get()
         if current is None:
             return try_load(mod, args, config, *rest, **options)
-        return _load(mod, args, config, current)
+        if current.key is None:
+            return None, config
+        info = AOTAutogradCacheInfo(current.key, time.time_ns(), forward_symints=[])
+        return None, dataclasses.replace(config, cache_info=info)
 
     def our_save(key: str, entry: Any, remote: bool) -> None:
         if _current.get() is None:
