@@ -14,6 +14,8 @@ PRECISION = 0x3
 EMULATE = 0x4
 #: indices are checked on the device, and those out of range raise
 BOUNDS = 0x8
+#: programs are for a TPU, whatever the device of this process (aot)
+FOR_TPU = 0x10
 
 
 def get(mask: int) -> int:

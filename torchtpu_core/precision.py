@@ -145,8 +145,12 @@ def of_products() -> dict[str, Any]:
     """What a StableHLO module that is built now says of its products."""
     from torchtpu_core import plugin
 
-    emulate = flags.get(flags.EMULATE) != 0 and plugin.find().platform == "cpu"
-    return {"precision": MODES[flags.get(flags.PRECISION)].upper(), "emulate": emulate}
+    target = "tpu" if flags.get(flags.FOR_TPU) else plugin.find().platform
+    return {
+        "precision": MODES[flags.get(flags.PRECISION)].upper(),
+        "emulate": flags.get(flags.EMULATE) != 0 and target == "cpu",
+        "target": target,
+    }
 
 
 def mark(node: torch.fx.Node) -> str | None:

@@ -118,12 +118,12 @@ def _physical(spec: sharding.Spec, x: Input) -> sharding.Spec:
 
 @contextlib.contextmanager
 def _precision(name: str | None) -> Iterator[None]:
-    """Products of that precision in what is lowered meanwhile, None leaving it as it is; a TPU's
-    own, not an emulation of them.
+    """Programs for a TPU in what is lowered meanwhile, and products of that precision, None leaving
+    it as it is.
     """
-    emulate = flags.put(flags.EMULATE, 0)
+    before = flags.put(flags.FOR_TPU, flags.FOR_TPU)
     try:
         with contextlib.nullcontext() if name is None else precision.precision(name):
             yield
     finally:
-        flags.put(flags.EMULATE, emulate)
+        flags.put(flags.FOR_TPU, before)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torchtpu_core.stablehlo import dft
 from torchtpu_core.stablehlo import literals as lit
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.contraction import Contractions
@@ -23,7 +24,9 @@ class Module:
     """A StableHLO module: `main` and private functions, printed by `str()`.
 
     precision: "DEFAULT", "HIGH" or "HIGHEST", of the products of f32 and c64 in its functions;
-    emulate: those products are made of bf16 pieces in so many words (bf16.py).
+    emulate: those products are made of bf16 pieces in so many words (bf16.py). target: the platform
+    whose compiler gets the module: "cpu", or "tpu" where what a TPU's compiler lacks is written out
+    (wide.py, dft.py), which every compiler takes.
     """
 
     def __init__(
@@ -32,9 +35,10 @@ class Module:
         attributes: str = "",
         precision: str = "HIGHEST",
         emulate: bool = False,
+        target: str = "tpu",
     ):
         self.name, self.attributes = name, attributes
-        self.precision, self.emulate = precision, emulate
+        self.precision, self.emulate, self.target = precision, emulate, target
         #: already printed ops that stand before the functions (meshes of devices)
         self.header: list[str] = []
         self._functions: dict[str, str] = {}
@@ -122,6 +126,8 @@ class Builder(Contractions):
 
     def fft(self, x: Value, kind: str, lengths: Sequence[int]) -> Value:
         """kind: FFT, IFFT, RFFT, IRFFT over the last len(lengths) dimensions."""
+        if x.dtype in dft.DOUBLE and self.module.target != "cpu":
+            return dft.fft(self, x, kind, lengths)
         shape, dtype = list(x.shape), x.dtype
         if kind == "RFFT":
             shape[-1], dtype = lengths[-1] // 2 + 1, T.complex_of(x.dtype)

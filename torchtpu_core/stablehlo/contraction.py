@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchtpu_core.stablehlo import bf16
+from torchtpu_core.stablehlo import bf16, wide
 from torchtpu_core.stablehlo import literals as lit
 from torchtpu_core.stablehlo.reduction import Reductions
 from torchtpu_core.stablehlo.types import TensorType
@@ -42,6 +42,10 @@ class Contractions(Reductions):
             return bf16.product(self, x, y, multiply, self.precision)
         return multiply(x, y)
 
+    def _is_wide(self, x: Value) -> bool:
+        """Whether a product with `x` has to be put in other words for the compiler."""
+        return x.dtype in wide.INTEGERS and self.module.target != "cpu"
+
     def dot_general(
         self,
         x: Value,
@@ -53,6 +57,8 @@ class Contractions(Reductions):
         """Result dims: batch, x's free, y's free. `out_dtype` may be wider than the operands'
         (accumulation type).
         """
+        if self._is_wide(x):
+            return wide.dot_general(self, x, y, contract, batch)
         cx, cy = (list(c) for c in contract)
         bx, by = (list(c) for c in batch)
         shape = [x.shape[i] for i in bx]
@@ -81,6 +87,11 @@ class Contractions(Reductions):
         out_dtype: str | None = None,
     ) -> Value:
         """dims: e.g. ("bf01", "oi01", "bf01") - a letter or a spatial number for each dimension."""
+        if self._is_wide(x):
+            return wide.convolution(
+                self, x, w, dims, out_shape, strides, padding, lhs_dilation, rhs_dilation,
+                feature_groups, batch_groups,
+            )  # fmt: skip
         lhs, rhs, out = (", ".join(d) for d in dims)
         attrs = (
             f"dimension_numbers = #stablehlo.conv<[{lhs}]x[{rhs}]->[{out}]>, "
