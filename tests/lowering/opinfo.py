@@ -53,7 +53,10 @@ class Recorder(TorchDispatchMode):
             v = variant_of(func)
             if v is not None:
                 names = [a.name for a in func._schema.arguments]
-                given = dict(zip(names, args)) | kwargs
+                given = {
+                    a.name: a.default_value for a in func._schema.arguments if a.has_default_value()
+                }
+                given |= dict(zip(names, args)) | kwargs
                 call_args, call_kwargs = [], {}
                 for a, i in zip(v.functional._schema.arguments, v.arguments):
                     if names[i] not in given:

@@ -6,17 +6,19 @@ storages.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from torchtpu_core import flags, precision
 from torchtpu_core.aot import locate, sharding
 from torchtpu_core.aot.capture import Captured, Input
 from torchtpu_core.compile.graph_program import GraphProgram
-from torchtpu_core.lowering import program
+from torchtpu_core.lowering import program, registry
 from torchtpu_core.stablehlo import Builder, Module
 
 
@@ -69,6 +71,35 @@ def lower(
             "use_shardy_partitioner": True,
         }
     return Program(captured.name, plan.text, tuple(used), options)
+
+
+def lower_operator(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Program:
+    """The program that a TPU would run for one eager call, of which only the tensors' shapes,
+    strides and dtypes matter. Raises what PyTorch raises for wrong arguments, and
+    NotImplementedError for what is not lowered.
+    """
+    name, overload = op._schema.name, op._schema.overload_name
+    tensors: list[Input] = []
+    numbers: list[program.ScalarSpec] = []
+
+    def described(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        tensors.append(Input("", "argument", x.dtype, tuple(x.shape), tuple(x.stride())))
+        return _spec(len(tensors) - 1, tensors[-1])
+
+    def number(x: Any) -> Any:
+        if not isinstance(x, (bool, int, float, complex)):
+            return x
+        numbers.append(program.ScalarSpec(len(numbers), x))
+        return numbers[-1]
+
+    values = [pytree.tree_map(described, v) for _, v in registry.bind(op, args, kwargs)]
+    for i in program.route(name, overload)[1]:
+        values[i] = pytree.tree_map(number, values[i])
+    with _precision(None):
+        plan = program.build(name, overload, values)
+    return Program(f"{name}.{overload}".rstrip("."), plan.text, (), {})
 
 
 def _spec(index: int, x: Input) -> program.TensorSpec:

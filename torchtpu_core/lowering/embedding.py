@@ -57,7 +57,8 @@ def _embedding_renorm(b, weight, indices, max_norm, norm_type):
     rows = take(b, weight, indices, 0)
     norm = vector_norm(wide(rows), float(norm_type), list(range(1, rows.ndim)), True)
     factor = b.select(norm > max_norm, max_norm / (norm + 1e-7), 1.0)
-    rows = (wide(rows) * factor).to(weight.dtype)
+    rows = wide(rows)
+    rows = (rows * factor.to(rows.dtype)).to(weight.dtype)
     return put_rows(b, weight, indices, rows, 0, overwrite)  # equal indices write equal rows
 
 

@@ -28,8 +28,9 @@ from torchtpu_core.stablehlo import Builder, Value
 
 #: keyword arguments that never change a lowering's result
 _IGNORABLE = frozenset(
-    ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "dtype", "out")
-)
+    ("layout", "device", "pin_memory", "memory_format", "non_blocking", "generator", "dtype", "out",
+     "requires_grad")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
