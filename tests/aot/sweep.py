@@ -67,11 +67,11 @@ def compile_all(
     timeout: float,
     until: float = math.inf,
 ) -> tuple[list[Case], Results]:
-    """Compiles cases as they come, and asks for no more `until` that time."""
+    """Compiles cases as they come, whole graphs last, and asks for no more `until` that time."""
     kept: list[Case] = []
     versions = {name: aot.topology_of(name).version for name in topologies}
     lock = threading.Lock()
-    todo: list[tuple[str, Program, str]] = []
+    todo: list[tuple[tuple[bool, int], tuple[str, Program, str]]] = []
 
     def one(key: str, program: Program, name: str) -> None:
         if key in verdicts.known or time.monotonic() > until:
@@ -95,12 +95,13 @@ def compile_all(
             bar.advance(lowered)
             if case.program is None:
                 continue
-            todo += [(f"{case.key} {n} {versions[n]}", case.program, n) for n in names[1:]]
-            key = f"{case.key} {names[0]} {versions[names[0]]}"
-            threads.submit(one, key, case.program, names[0])
+            jobs = [(f"{case.key} {n} {versions[n]}", case.program, n) for n in names]
+            if case.dtype:  # a lowering: no need to wait for the others
+                threads.submit(one, *jobs.pop(0))
+            todo += [((not case.dtype, names.index(job[2])), job) for job in jobs]
             if time.monotonic() > until:
                 break
-        for job in sorted(todo, key=lambda j: names.index(j[2])):
+        for _, job in sorted(todo, key=lambda pair: pair[0]):
             threads.submit(one, *job)
     results: Results = {}
     for name in names:

@@ -16,6 +16,8 @@ import torch
 from torchtpu_core import aot, plugin
 from torchtpu_core.aot import chips, pool, report, saved
 from torchtpu_core.aot.lower import Program
+from torchtpu_core.lowering import registry
+from torchtpu_core.stablehlo import Builder, Value
 
 pytestmark = pytest.mark.skipif(plugin.libtpu_path() is None, reason="libtpu is not installed")
 
@@ -33,6 +35,20 @@ class Layer(torch.nn.Module):
 
 def x(*shape: int) -> torch.Tensor:
     return torch.empty(*shape, dtype=torch.bfloat16, device="meta")
+
+
+@torch.library.custom_op("torchtpu_tests::refused", mutates_args=())
+def _refused(x: torch.Tensor) -> torch.Tensor:
+    """An operator that is lowered to what no compiler knows."""
+    return x.clone()
+
+
+_refused.register_fake(torch.empty_like)
+
+
+@registry.lowering("torchtpu_tests::refused")
+def _lower_refused(b: Builder, x: Value) -> Value:
+    return b.custom_call("no_such_kernel", [x], [x.type])[0]
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +132,19 @@ def test_many_programs_at_once_and_one_that_is_refused() -> None:
     assert isinstance(first, aot.Compiled) and isinstance(third, aot.Compiled)
     assert isinstance(second, aot.InvalidProgram) and "nonsense" in str(second)
     assert sorted(done) == [0, 1, 2]
+
+
+def test_refused_operator_is_named_with_its_line() -> None:
+    def refused(a: torch.Tensor) -> torch.Tensor:
+        return torch.ops.torchtpu_tests.refused(a.sin())
+
+    with pytest.raises(aot.InvalidProgram) as caught:
+        aot.compile_for(lambda a: refused(a) + 1, (x(4),), topology="v5e:1x1")
+    message = str(caught.value)
+    assert "no_such_kernel" in message  # libtpu's own words
+    line = refused.__code__.co_firstlineno + 1
+    assert "does not compile: torchtpu_tests.refused.default" in message
+    assert f'File "{__file__}", line {line}, in refused' in message
 
 
 def test_topologies() -> None:

@@ -66,16 +66,16 @@ def test_what_a_tpu_lacks_compiles_for_it(dtype: torch.dtype) -> None:
 
 def test_every_lowering_has_a_call_or_a_reason() -> None:
     """Of those that OpInfo's samples may miss: what views and allocations are not, is callable."""
-    names = r"_foreach_|prims::|_fused_(?!rms)|_thnn_|_transform|special_.*scalar|\.generator"
+    names = r"_foreach_(mm|norm)|prims::[c-i]|_fused_(?!rms)|_thnn_|_transform|rand.*\.generator"
     rules = {n for n in registry.rules() if re.search(names, n)}
-    called = {c.op for c in unreached((), names, (torch.float32, torch.int64, torch.bool))}
+    called = {c.op for c in unreached((), names, (torch.float32, torch.int64, torch.complex64))}
     other = [samples.operator(n) for n in rules - called - set(samples.REASONS)]
     assert not [op for op in other if not (samples.is_view(op) or samples.allocates(op))]
 
 
-def test_graphs_of_models_and_examples_are_lowered() -> None:
-    found = list(graphs.cases("MLP|SmolLM2"))
-    assert [c.op for c in found] == ["MLP forward", "MLP train step", "SmolLM2-135M decode"]
+def test_graphs_of_models_are_lowered() -> None:
+    found = list(graphs.cases("MLP"))
+    assert [c.op for c in found] == ["MLP forward", "MLP train step"]
     assert not [c.error for c in found if c.program is None]
 
 

@@ -15,7 +15,13 @@ from typing import Any
 from torchtpu_core import _C
 from torchtpu_core.aot import chips, hlo, pool, result
 from torchtpu_core.aot.capture import Captured, Input, Target, capture
-from torchtpu_core.aot.errors import AotError, DoesNotFit, InvalidProgram, UnknownTopology
+from torchtpu_core.aot.errors import (
+    AotError,
+    CompilerCrash,
+    DoesNotFit,
+    InvalidProgram,
+    UnknownTopology,
+)
 from torchtpu_core.aot.lower import Program, lower
 from torchtpu_core.aot.sharding import Mesh, Shardings
 from torchtpu_core.cache import ProgramCache
@@ -45,11 +51,37 @@ def compile_for(
     HLO, for what needs it (`hlo`, collectives, ops, buffers, the compiler's time).
 
     Raises UnknownTopology, LibtpuMissing, NotImplementedError (an op that is not lowered, with its
-    line), DoesNotFit, InvalidProgram, CompilerCrash, CompileTimeout.
+    line), DoesNotFit, InvalidProgram and CompilerCrash (with the operator and its line, where one
+    alone is to blame), CompileTimeout.
     """
     chips.chip_of(topology)  # before the work of capturing
-    program = lowered(target, args, kwargs, mesh=mesh, shardings=shardings, precision=precision)
-    return compile_program(program, topology, timeout=timeout, report=report)
+    captured = target if isinstance(target, Captured) else capture(target, args, kwargs)
+    program = lowered(captured, mesh=mesh, shardings=shardings, precision=precision)
+    try:
+        return compile_program(program, topology, timeout=timeout, report=report)
+    except (InvalidProgram, CompilerCrash) as e:
+        e.args = (f"{e}{_culprit(captured, topology, timeout)}",)
+        raise
+
+
+def _culprit(captured: Captured, topology: str, timeout: float) -> str:
+    """Words on the operator that libtpu refuses, with its line; "" if it takes each by itself."""
+    from torchtpu_core import _C
+    from torchtpu_core.compile import blame
+
+    def compile_(text: str) -> None:
+        try:
+            alone = Program("one operator", text, (), {})
+            compile_program(alone, topology, timeout=timeout, report=False)
+        except (InvalidProgram, CompilerCrash) as e:
+            raise _C.PjrtError(str(e)) from e
+
+    placeholders = captured.gm.graph.find_nodes(op="placeholder")
+    node = blame.culprit(captured.gm, placeholders, (), compile_)
+    if node is None:
+        return ""
+    where = node.meta.get("stack_trace") or ""
+    return f"\nthe operator that does not compile: {node.target}\n{where}".rstrip()
 
 
 def lowered(
