@@ -31,10 +31,14 @@ Results = dict[str, dict[int, Verdict]]
 
 
 def summarise(
-    found: list[Case], results: Results, graphs: Iterable[int] = (), only: str = ".*"
+    found: list[Case],
+    results: Results,
+    graphs: Iterable[int] = (),
+    only: str = ".*",
+    stopped: bool = False,
 ) -> dict[str, Any]:
     """Counts, failures and what became of each lowering. `graphs`: the indices of those cases that
-    are whole graphs.
+    are whole graphs; `stopped`: there would have been more cases.
     """
     whole = set(graphs)
     rules = sorted(n for n in registry.rules() if re.search(only, n))
@@ -42,11 +46,12 @@ def summarise(
     fates = {n: _fate(n, n in ops) for n in rules}
     return {
         "lowerings": len(rules),
+        "stopped": stopped,
         "fates": dict(Counter(fates.values())),
         "no_sample": {
             n: samples.REASONS.get(n, "no call was found that PyTorch accepts")
             for n, fate in fates.items()
-            if fate == "without a call"
+            if fate == "without a call" and not stopped
         },
         "programs": sum(c.program is not None and i not in whole for i, c in enumerate(found)),
         "by_topology": {
@@ -101,7 +106,8 @@ def markdown(s: dict[str, Any]) -> str:
         f"{s['lowerings']} are registered: {fates.get('a program', 0)} have programs "
         f"({s['programs']} in all), {fates.get('a view', 0)} are views and "
         f"{fates.get('an allocation', 0)} allocations, which launch no program in eager mode, "
-        f"{fates.get('without a call', 0)} cannot be called.",
+        f"{fates.get('without a call', 0)} "
+        + ("were not come to." if s["stopped"] else "cannot be called."),
         "",
         "| topology | programs | compile | fail | |",
         "|---|--:|--:|--:|--:|",
@@ -111,7 +117,7 @@ def markdown(s: dict[str, Any]) -> str:
             share = 100 * r["compiled"] / total
             bad = len(r["failures"])
             lines.append(f"| {name} | {total} | {r['compiled']} | {bad} | {share:.1f} % |")
-    short = [n for n, r in s["by_topology"].items() if _done(r) < s["programs"]]
+    short = [n for n, r in s["by_topology"].items() if s["stopped"] or _done(r) < s["programs"]]
     if short:
         lines += ["", f"Stopped by its time limit; programs are missing for {', '.join(short)}."]
     lines += _graphs(s["graphs"], list(s["by_topology"]))

@@ -131,8 +131,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     until = time.monotonic() + 60 * a.minutes
     whole: list[int] = []
+    complete = False
 
     def everything() -> Iterator[Case]:
+        nonlocal complete
         ops: list[str] = []
         for case in cases(a.only):
             ops.append(case.op)
@@ -143,11 +145,12 @@ def main() -> None:
         for i, case in enumerate(graphs.cases(a.only)):
             whole.append(len(ops) + i)
             yield case
+        complete = True
 
     found, results = compile_all(
         everything(), a.topologies.split(","), Verdicts(a.verdicts), a.timeout, until
     )
-    summary: dict[str, Any] = summarise(found, results, whole, a.only)
+    summary: dict[str, Any] = summarise(found, results, whole, a.only, not complete)
     print(markdown(summary))
     if a.report:
         a.report.parent.mkdir(parents=True, exist_ok=True)
