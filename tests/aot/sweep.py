@@ -67,11 +67,10 @@ def compile_all(
     timeout: float,
     until: float = math.inf,
 ) -> tuple[list[Case], Results]:
-    """Compiles cases as they come, whole graphs last, and asks for no more `until` that time."""
+    """Compiles cases as they come, and asks for no more `until` that time."""
     kept: list[Case] = []
     versions = {name: aot.topology_of(name).version for name in topologies}
     lock = threading.Lock()
-    todo: list[tuple[tuple[bool, int], tuple[str, Program, str]]] = []
 
     def one(key: str, program: Program, name: str) -> None:
         if key in verdicts.known or time.monotonic() > until:
@@ -95,14 +94,11 @@ def compile_all(
             bar.advance(lowered)
             if case.program is None:
                 continue
-            jobs = [(f"{case.key} {n} {versions[n]}", case.program, n) for n in names]
-            if case.dtype:  # a lowering: no need to wait for the others
-                threads.submit(one, *jobs.pop(0))
-            todo += [((not case.dtype, names.index(job[2])), job) for job in jobs]
+            for name in names:
+                key = f"{case.key} {name} {versions[name]}"
+                threads.submit(one, key, case.program, name)
             if time.monotonic() > until:
                 break
-        for _, job in sorted(todo, key=lambda pair: pair[0]):
-            threads.submit(one, *job)
     results: Results = {}
     for name in names:
         keys = {i: f"{c.key} {name} {versions[name]}" for i, c in enumerate(kept) if c.program}
