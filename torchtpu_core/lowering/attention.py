@@ -2,7 +2,7 @@
 nn.Transformer.
 
 Scores and softmax are computed in f32; the probabilities are rounded to the inputs' type for the
-second product, and the division by their sum comes last. A row with every key masked gives zeros.
+second product. A row with every key masked gives zeros.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torchtpu_core.lowering.matmul import dot, matmul
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.value import Operand
 
 
@@ -32,40 +33,80 @@ def _scale(q: Value, scale: Operand | None) -> Operand:
 def _by_key_head(b: Builder, x: Value, heads: int) -> Value:
     """[.., H, L, E] -> [.., heads, H/heads, L, E]: the query heads that share a key head. They stay
     a dimension of their own, which costs no copy on a TPU, unlike rows of one matrix."""
+    if heads == x.shape[-3]:
+        return x
     return b.reshape(x, [*x.shape[:-3], heads, x.shape[-3] // heads, *x.shape[-2:]])
 
 
+def _by_head(b: Builder, x: Value, like: Value) -> Value:
+    """The inverse of `_by_key_head`, for `like` [.., H, L, E]."""
+    return b.reshape(x, [*like.shape[:-1], x.shape[-1]])
+
+
 def _product(b: Builder, x: Value, y: Value, adj_y: bool = False) -> Value:
-    """x [.., H, L, E] times y [.., K, E, S] (with `adj_y` its transpose [.., K, S, E]), K dividing
-    H: [.., H, L, S]."""
-    heads, n = y.shape[-3], x.ndim - 3
-    batch = list(range(n + 1))
-    x5 = _by_key_head(b, x, heads)
-    out = dot(b, x5, y, ((-1,), (-1 if adj_y else -2,)), (batch, batch))
-    return b.reshape(out, [*x.shape[:-1], out.shape[-1]])
+    """x [.., K, G, L, E] or [.., K, L, E] times y [.., K, E, S] (with `adj_y` its transpose
+    [.., K, S, E]): as x, with S in place of E."""
+    batch = list(range(y.ndim - 2))
+    return dot(b, x, y, ((-1,), (-1 if adj_y else -2,)), (batch, batch))
 
 
-def _product_by_key(b: Builder, x: Value, y: Value, heads: int) -> Value:
-    """The transpose of x [.., H, L, S] times y [.., H, L, E], summed over the query heads of each
-    of `heads` key heads: [.., heads, S, E]."""
-    batch = list(range(x.ndim - 2))
-    x5, y5 = _by_key_head(b, x, heads), _by_key_head(b, y, heads)
-    return dot(b, x5, y5, ((-3, -2), (-3, -2)), (batch, batch))
+def _product_by_key(b: Builder, x: Value, y: Value, like: Value) -> Value:
+    """The transpose of x [.., K, G, L, S] times y [.., K, G, L, E], summed over the query heads of
+    each key head: as `like` [.., K, S, E]."""
+    n = like.ndim - 2
+    over = range(n, x.ndim - 1)
+    return dot(b, x, y, (over, over), (range(n), range(n)))
 
 
 def _scores(
     b: Builder, q: Value, k: Value, bias: Value | None, causal: bool, scale: Operand | None
 ) -> Value:
-    """Masked, scaled scores [.., H, L, S]."""
-    shape = [*q.shape[:-1], k.shape[-2]]
+    """Masked, scaled scores [.., K, G, L, S] of q [.., K, G, L, E]. What a mask hides is the lowest
+    finite number: a softmax then needs no step that asks about rows of -inf, so that a TPU has all
+    of it in the product's fusion.
+    """
     s = _product(b, q, k, adj_y=True)
     s = s * b.lift(_scale(q, scale), s.dtype)
-    if bias is not None:
-        s = b.select(bias, s, -math.inf) if bias.dtype == "i1" else s + bias.to(s.dtype)
+    hidden = b.constant(-T.finfo_max(s.dtype), s.dtype)
+    if bias is not None and bias.dtype == "i1":
+        s = b.select(bias, s, hidden)
+    elif bias is not None:
+        s = b.maximum(*b.broadcast(s + bias.to(s.dtype), hidden))
+    return b.select(_below_diagonal(b, *s.shape[-2:]), s, hidden) if causal else s
+
+
+def _below_diagonal(b: Builder, rows: int, cols: int) -> Value:
+    return b.iota("i32", (rows, cols), 0) >= b.iota("i32", (rows, cols), 1)
+
+
+def _masks(
+    b: Builder, bias: Value | None, causal: bool, q: Value, k: Value
+) -> tuple[Value | None, bool, Value | None]:
+    """(bias, causal, empty): a bias for scores [.., H, L, S], ready to broadcast to [.., K, G, L,
+    S], of which a causal mask beside it is part, and the rows that have no key, [.., 1].
+    """
+    if bias is None:
+        return None, causal, None
     if causal:
-        rows, cols = (b.iota("i32", shape[-2:], d) for d in (0, 1))
-        s = b.select(rows >= cols, s, -math.inf)
-    return s
+        none = False if bias.dtype == "i1" else -math.inf
+        bias = b.select(_below_diagonal(b, q.shape[-2], k.shape[-2]), bias, none)
+    heads = k.shape[-3]
+    if heads != q.shape[-3] and bias.ndim > 2:
+        bias = b.unsqueeze(bias, -3) if bias.shape[-3] == 1 else _by_key_head(b, bias, heads)
+    if bias.dtype == "i1":
+        return bias, False, ~b.reduce_op("or", bias, [-1], keepdim=True)
+    return bias, False, b.reduce_op("maximum", bias, [-1], keepdim=True).eq(-math.inf)
+
+
+def _power_of_two(b: Builder, x: Value) -> Value:
+    """The largest power of two up to each positive number (f32): the number without its fraction.
+
+    Probabilities that are rounded before the product are divided by this part of their sum, which
+    leaves the largest of them exact where it is almost 1 (gradients are differences of such), and
+    the product by the rest. They depend on the sum all the same, so that a TPU's compiler makes the
+    exponentials once for both.
+    """
+    return b.bitcast(b.bitcast(x, "i32") & 0x7F800000, "f32")
 
 
 def attend(
@@ -79,15 +120,25 @@ def attend(
 ) -> tuple[Value, Value]:
     """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation
     type."""
-    s = _scores(b, q, k, bias, causal, scale)
+    grouped = _by_key_head(b, q, k.shape[-3])
+    bias, causal, empty = _masks(b, bias, causal, q, k)
+    s = _scores(b, grouped, k, bias, causal, scale)
+    if not k.shape[-2]:
+        lse = b.constant(-math.inf, s.dtype, q.shape[:-1])
+        return b.constant(0, s.dtype, (*q.shape[:-1], v.shape[-1])), lse
     last = s.ndim - 1
     top = b.reduce_op("maximum", s, [last], keepdim=True)
-    top = b.select(top.eq(-math.inf), 0, top)
     p = b.exp(s - top)
     total = b.reduce_op("add", p, [last], keepdim=True)
-    out = _product(b, p.to(v.dtype), v)
-    out = out / b.select(total.eq(0), 1, total)
-    return out, b.squeeze(top + b.log(total), [last])
+    power = _power_of_two(b, total) if v.dtype != p.dtype else total
+    lse = top + b.log(total)
+    if empty is not None:
+        total, lse = b.select(empty, math.inf, total), b.select(empty, -math.inf, lse)
+    if v.dtype == p.dtype:
+        out = _product(b, p / total, v)
+    else:
+        out = _product(b, (p / power).to(v.dtype), v) * (power / total)
+    return _by_head(b, out, q), b.squeeze(_by_head(b, lse, q), [-1])
 
 
 def attend_backward(
@@ -102,20 +153,24 @@ def attend_backward(
     causal: bool,
     scale: Operand | None,
 ) -> tuple[Value, Value, Value, Value]:
-    """Gradients of q, k, v and of the scores."""
-    heads, dtype = k.shape[-3], q.dtype
+    """Gradients of q, k, v and of the scores [.., H, L, S]."""
+    heads, like = k.shape[-3], q
+    bias, causal, empty = _masks(b, bias, causal, q, k)
+    lse = b.unsqueeze(lse, lse.ndim)
+    q, grad, out, lse = (_by_key_head(b, x, heads) for x in (q, grad, out, lse))
     s = _scores(b, q, k, bias, causal, scale)
-    lse = b.unsqueeze(lse.to(s.dtype), lse.ndim)
-    p = b.select(lse.eq(-math.inf), 0, b.exp(s - lse))
+    p = b.exp(s - lse.to(s.dtype))
+    if empty is not None:
+        p = b.select(empty, 0, p)
     delta = b.reduce_op("add", grad.to(s.dtype) * out.to(s.dtype), [out.ndim - 1], keepdim=True)
     dp = _product(b, grad, v, adj_y=True)
     ds = p * (dp - delta)
-    p, gs = p.to(dtype), ds.to(dtype)
-    dv = _product_by_key(b, p, grad, heads)
     factor = b.lift(_scale(q, scale), s.dtype)
+    p, gs = p.to(q.dtype), ds.to(q.dtype)
+    dv = _product_by_key(b, p, grad, v)
     dq = _product(b, gs, k) * factor
-    dk = _product_by_key(b, gs, q, heads) * factor
-    return dq, dk, dv, ds
+    dk = _product_by_key(b, gs, q, k) * factor
+    return _by_head(b, dq, like), dk, dv, _by_head(b, ds, like)
 
 
 def _unbroadcast(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:

@@ -111,7 +111,7 @@ def _with_layout(x: Any, expected: Any) -> Any:
     if x.row_major == row_major:
         return x
     marked = Value(x.b, x.name, x.dtype, x.shape, x.weak)  # another node may share `x`
-    marked.row_major = row_major
+    marked.row_major, marked.origin = row_major, x.origin
     return marked
 
 

@@ -10,6 +10,7 @@ from torchtpu_core.lowering.pointwise import conj
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo.origins import merged, split
 from torchtpu_core.stablehlo.value import Operand
 
 
@@ -31,7 +32,37 @@ def dot(
     if x.dtype == "i1":
         x, y = x.to("i32"), y.to("i32")
         return b.dot_general(x, y, *pairs).to("i1")
-    return b.dot_general(x, y, *pairs, out_dtype=opmath(x.dtype))
+    return _unmerged_dot(b, x, y, *pairs)
+
+
+_Pairs = tuple[list[int], list[int]]
+
+
+def _unmerged_dot(b: Builder, x: Value, y: Value, contract: _Pairs, batch: _Pairs) -> Value:
+    """dot_general with the dimensions that a reshape before it has merged (see origins.py); the
+    result is a reshape of the product.
+    """
+    out_dtype = opmath(x.dtype)
+    xs, xg = split(x)
+    ys, yg = split(y)
+    # where one is merged of other sizes than the other, it stays merged
+    pairs = [*zip(contract[0] + batch[0], contract[1] + batch[1])]
+    odd = [(i, j) for i, j in pairs if _sizes(xs, xg[i]) != _sizes(ys, yg[j])]
+    xs, xg = merged(b, xs, xg, [i for i, _ in odd])
+    ys, yg = merged(b, ys, yg, [j for _, j in odd])
+
+    def spread(pair: _Pairs) -> _Pairs:
+        return [d for i in pair[0] for d in xg[i]], [d for j in pair[1] for d in yg[j]]
+
+    out = b.dot_general(xs, ys, spread(contract), spread(batch), out_dtype=out_dtype)
+    shape = [x.shape[i] for i in batch[0]]
+    for v, c, t in zip((x, y), contract, batch):
+        shape += [n for i, n in enumerate(v.shape) if i not in (*c, *t)]
+    return b.reshape(out, shape)
+
+
+def _sizes(x: Value, dims: Sequence[int]) -> list[int]:
+    return [x.shape[d] for d in dims]
 
 
 def matmul(b: Builder, x: Value, y: Value, adj_x: bool = False, adj_y: bool = False) -> Value:
@@ -65,6 +96,12 @@ def _is_number(x: Operand, n: int) -> bool:
 def _combine(b: Builder, c: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
     """beta * c + alpha * product, where beta = 0 drops `c` even if it holds NaN."""
     dtype = product.dtype
+    inner = product.origin[0] if product.origin is not None else product
+    n = product.shape[-1:]
+    if inner is not product and inner.shape[-1:] == n == c.shape[-1:] == (c.numel,):
+        # a row is added before the rows of the product are merged
+        out = _combine(b, b.reshape(c, n), inner, beta, alpha)
+        return b.reshape(out, product.shape)
     if not _is_number(alpha, 1):
         product = b.multiply(product, b.lift(alpha, dtype, product.shape))
     if _is_number(beta, 0):

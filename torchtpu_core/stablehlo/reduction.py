@@ -9,6 +9,7 @@ from torchtpu_core.stablehlo import literals as lit
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.elementwise import Elementwise
 from torchtpu_core.stablehlo.literals import Number
+from torchtpu_core.stablehlo.origins import split
 from torchtpu_core.stablehlo.types import TensorType
 from torchtpu_core.stablehlo.value import Value
 
@@ -40,9 +41,12 @@ class Reductions(Elementwise):
         dims = [d % x.ndim for d in dims] if x.ndim else []
         out = x
         if dims:
+            source, groups = split(x)
+            over = [d for i in dims for d in groups[i]]
             init = self.constant(_identity(kind, x.dtype), x.dtype)
             op = {("add", "i1"): "or", ("multiply", "i1"): "and"}.get((kind, x.dtype), kind)
-            out = self.reduce([x], [init], dims, lambda a, v: self.binary(op, a, v))[0]
+            out = self.reduce([source], [init], over, lambda a, v: self.binary(op, a, v))[0]
+            out = self.reshape(out, [s for i, s in enumerate(x.shape) if i not in dims])
         if keepdim:
             out = self.reshape(out, [1 if i in dims else s for i, s in enumerate(x.shape)])
         return out

@@ -94,7 +94,14 @@ class Shapes(Emitter):
             return x
         if math.prod(shape) != x.numel:
             raise ValueError(f"cannot reshape {x.shape} to {shape}")
-        return self._one("stablehlo.reshape", [x], x.dtype, shape)
+        source = x
+        while source.origin is not None and source.origin[1] is None:
+            source = source.origin[0]
+            if source.shape == shape and not source.weak:  # there and back
+                return source
+        out = self._one("stablehlo.reshape", [x], x.dtype, shape)
+        out.origin = (x, None)
+        return out
 
     def unsqueeze(self, x: Value, dim: int) -> Value:
         dim = dim % (x.ndim + 1)
@@ -108,13 +115,15 @@ class Shapes(Emitter):
         perm = tuple(perm)
         if perm == tuple(range(x.ndim)):
             return x
-        return self._one(
+        out = self._one(
             "stablehlo.transpose",
             [x],
             x.dtype,
             [x.shape[p] for p in perm],
             f"permutation = {lit.ints(perm)}",
         )
+        out.origin = (x, perm)
+        return out
 
     def moveaxis(self, x: Value, src: int, dst: int) -> Value:
         perm = [i for i in range(x.ndim) if i != src % x.ndim]

@@ -18,16 +18,18 @@ class Value:
     in dtype promotion
     beyond its category (a Python number). `row_major` is false for a tensor argument that its owner
     calls not contiguous (few
-    lowerings ask). Arithmetic operators accept Values of one dtype and Python numbers, and
-    broadcast as NumPy does."""
+    lowerings ask). `origin` is set on what a reshape or transpose gives: its operand, and the
+    permutation or None (see origins.py). Arithmetic operators accept Values of one dtype and Python
+    numbers, and broadcast as NumPy does."""
 
-    __slots__ = ("b", "dtype", "name", "row_major", "shape", "weak")
+    __slots__ = ("b", "dtype", "name", "origin", "row_major", "shape", "weak")
 
     def __init__(
         self, b: Builder, name: str, dtype: str, shape: tuple[int, ...], weak: bool = False
     ):
         self.b, self.name, self.dtype, self.shape, self.weak = b, name, dtype, shape, weak
         self.row_major = True
+        self.origin: tuple[Value, tuple[int, ...] | None] | None = None
 
     @property
     def type(self) -> TensorType:
