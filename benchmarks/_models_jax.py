@@ -33,13 +33,24 @@ def linear(p: Params, name: str, x: Any) -> Any:
 
 
 def layer_norm(p: Params, name: str, x: Any) -> Any:
-    mean = x.mean(-1, keepdims=True)
-    variance = jnp.square(x - mean).mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    y = x.astype(jnp.float32)
+    mean = y.mean(-1, keepdims=True)
+    variance = jnp.square(y - mean).mean(-1, keepdims=True)
+    y = (y - mean) * jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return y.astype(x.dtype)
 
 
 def rms_norm(p: Params, name: str, x: Any) -> Any:
-    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"]
+    y = x.astype(jnp.float32)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5) * p[f"{name}.weight"]
+    return y.astype(x.dtype)
+
+
+def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Of heads [.., L, E]; scores and softmax in f32."""
+    s = jnp.matmul(q, k.swapaxes(-1, -2), preferred_element_type=jnp.float32)
+    s = jnp.where(mask, s / np.sqrt(q.shape[-1]).astype(np.float32), -jnp.inf)
+    return jax.nn.softmax(s).astype(v.dtype) @ v
 
 
 class ResNet:
@@ -62,7 +73,8 @@ class ResNet:
         )
 
     def norm(self, p: Params, name: str, x: Any, state: Params, train: bool) -> Any:
-        """Batch norm. Writes the new running statistics to `state` when training."""
+        """Batch norm in f32. Writes the new running statistics to `state` when training."""
+        narrow, x = x.dtype, x.astype(jnp.float32)
         if train:
             mean = x.mean(self.others)
             variance = jnp.square(x - mean.reshape(self.shape)).mean(self.others)
@@ -74,7 +86,7 @@ class ResNet:
             mean, variance = p[f"{name}.running_mean"], p[f"{name}.running_var"]
         scale = jax.lax.rsqrt(variance + 1e-5) * p[f"{name}.weight"]
         x = (x - mean.reshape(self.shape)) * scale.reshape(self.shape)
-        return x + p[f"{name}.bias"].reshape(self.shape)
+        return (x + p[f"{name}.bias"].reshape(self.shape)).astype(narrow)
 
     def __call__(self, size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
         state: Params = {}
@@ -114,8 +126,7 @@ def gpt(size: Size, p: Params, ids: Any, train: bool) -> tuple[Any, Params]:
             y.reshape(b, t, size.gpt_heads, -1).transpose(0, 2, 1, 3)
             for y in jnp.split(qkv, 3, axis=-1)
         )
-        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(np.float32)
-        y = jax.nn.softmax(jnp.where(mask, s, -jnp.inf)) @ v
+        y = attention(q, k, v, mask)
         x = x + linear(p, f"{name}.out", y.transpose(0, 2, 1, 3).reshape(x.shape))
         h = linear(p, f"{name}.up", layer_norm(p, f"{name}.norm2", x))
         x = x + linear(p, f"{name}.down", jax.nn.gelu(h, approximate=True))
@@ -151,8 +162,7 @@ def decode(size: Size, p: Params, cache: Params, id_: Any, at: Any) -> tuple[Any
         )
         new[f"keys{i}"], new[f"values{i}"] = k, v
         q = _rotate(q, cos, sin).reshape(1, size.smol_kv_heads, group, -1)
-        s = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1]).astype(np.float32)
-        y = jax.nn.softmax(jnp.where(seen, s, -jnp.inf)) @ v
+        y = attention(q, k, v, seen)
         y = y.reshape(1, size.smol_heads, 1, -1).transpose(0, 2, 1, 3)
         x = x + linear(p, f"{name}.o", y.reshape(x.shape))
         h = rms_norm(p, f"{name}.norm2", x)
@@ -162,15 +172,15 @@ def decode(size: Size, p: Params, cache: Params, id_: Any, at: Any) -> tuple[Any
 
 
 def cross_entropy(logits: Any, targets: Any) -> Any:
-    logs = jax.nn.log_softmax(logits)
+    logs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.take_along_axis(logs, targets[:, None], axis=1).mean()
 
 
-def adamw(p: Any, g: Any, m: Any, v: Any, step: Any) -> tuple[Any, Any, Any]:
+def adamw(p: Any, g: Any, m: Any, v: Any, step: Any, beta2: float = 0.999) -> tuple[Any, Any, Any]:
     """PyTorch's AdamW of one parameter: lr 1e-4 and the defaults; returns (p, m, v)."""
     p = p * (1 - 1e-4 * 1e-2)
-    m, v = m + (g - m) * 0.1, v * 0.999 + g * g * 0.001
-    denominator = jnp.sqrt(v) / jnp.sqrt(1 - 0.999**step) + 1e-8
+    m, v = m + (g - m) * 0.1, v * beta2 + g * g * (1 - beta2)
+    denominator = jnp.sqrt(v) / jnp.sqrt(1 - beta2**step) + 1e-8
     return p - 1e-4 / (1 - 0.9**step) * m / denominator, m, v
 
 
