@@ -5,6 +5,7 @@ compiler of StableHLO takes it.
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,10 +80,8 @@ def serialize(text: str, version: str | None = None) -> bytes:
     try:
         # The serializer behind jax.export, which also legalizes CHLO, of which VHLO has nothing.
         # It is nowhere public: the extra pins what it was seen to work with.
-        from jaxlib import _jax
-        from jaxlib.mlir.dialects import stablehlo
-
-        mlir = _jax.mlir
+        mlir = importlib.import_module("jaxlib._jax").mlir
+        stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
     except (ImportError, AttributeError) as e:
         raise ImportError(
             "portable StableHLO bytecode is written by jaxlib, which is not installed (or is not a "

@@ -120,8 +120,8 @@ class Half(OutputCode):
             f"compiled {kind} {current.number}", gm, current.whole, self.key
         )
 
-    def __call__(self, args: list[Any]) -> Any:
-        return self.run(args)
+    def __call__(self, args: Sequence[Any]) -> Any:
+        return self.run(args)  # type: ignore[arg-type]
 
     def prepare_for_serialization(self) -> None:
         """Makes a copy of this fit for disk: the graph as bytes, nothing that runs."""
@@ -134,6 +134,7 @@ class Half(OutputCode):
         """Makes what came from disk run."""
         from torchtpu_core.compile import aot
 
+        assert self.outside is not None  # what has none is not kept
         current = _current.get()
         number = next(_numbers) if current is None else current.number
         recompiles.count("graphs_from_disk")
@@ -257,8 +258,8 @@ def _sharing(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[int]:
 
 
 #: of a module from Dynamo: what differs from process to process, or is described otherwise
-_ASIDE = ("_graph", "_code", "meta", "compile_subgraph_reason", "_param_name_to_source")
-_ASIDE += ("_backend_id",)
+_ASIDE = ("_graph", "_code", "meta", "compile_subgraph_reason", "_param_name_to_source",
+          "_backend_id")  # fmt: skip
 
 
 def _module(module: torch.nn.Module, pickler: Any) -> Any:
@@ -364,4 +365,4 @@ def _install() -> None:
             _save(key, entry)
 
     target.try_load = staticmethod(our_try_load)  # type: ignore[method-assign, assignment]
-    target.save = staticmethod(our_save)  # type: ignore[method-assign, assignment]
+    target.save = staticmethod(our_save)  # type: ignore[method-assign]

@@ -236,8 +236,8 @@ void read_plan(py::handle plan, Program& program) {
   }
   for (auto i : plan.attr("donate")) program.donate.push_back(i.cast<int64_t>());
   for (auto c : plan.attr("counted")) {
-    program.counted.push_back({c[py::int_(0)].cast<uint32_t>(), c[py::int_(1)].cast<int64_t>(),
-                               dims_of(c[py::int_(2)])});
+    program.counted.push_back(
+        {c[py::int_(0)].cast<uint32_t>(), c[py::int_(1)].cast<int64_t>(), dims_of(c[py::int_(2)])});
   }
   for (auto c : plan.attr("checks")) {
     program.checks.push_back({c[py::int_(0)].cast<bool>(), c[py::int_(1)].cast<std::string>()});

@@ -257,7 +257,8 @@ bool repeat_interleave_hook(const c10::OperatorHandle&, Stack* stack) {
   const auto* numbers = found.const_data_ptr<int64_t>();
   TORCH_CHECK(numbers[1] >= 0, "repeats can not be negative");
   const int64_t total = numbers[0];
-  finish(stack, 2, leading(at::repeat_interleave(repeats, std::optional<int64_t>(room_for(total))), total));
+  finish(stack, 2,
+         leading(at::repeat_interleave(repeats, std::optional<int64_t>(room_for(total))), total));
   return true;
 }
 

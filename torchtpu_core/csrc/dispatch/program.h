@@ -60,7 +60,7 @@ struct Program {
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<ReturnPlan> returns;
-  std::vector<int64_t> donate;  // inputs
+  std::vector<int64_t> donate;   // inputs
   std::vector<Counted> counted;  // after the outputs the program returns their sizes, i64[n]
   std::vector<Check> checks;
   uint64_t random_blocks = 0;
