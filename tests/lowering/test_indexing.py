@@ -44,9 +44,9 @@ def test_index(name):
     harness.check(aten.index.Tensor, *INDEX[name])
 
 
-def test_index_by_a_mask_is_refused():
-    with pytest.raises(NotImplementedError, match="mask"):
-        harness.build(aten.index.Tensor, (f(2, 3), [MASK]), {})
+def test_index_by_a_mask_beside_an_index_is_refused():
+    with pytest.raises(NotImplementedError, match="mask beside"):
+        harness.build(aten.index.Tensor, (f(2, 3, 4), [MASK, i(0, 1, 2)]), {})
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

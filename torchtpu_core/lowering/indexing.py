@@ -222,8 +222,7 @@ def _put_mask(
         if n == 1:
             values = b.reshape(values, lead + (1,) * mask.ndim + values.shape[counted + 1 :])
         else:
-            place = cumulative_sum(b, b.reshape(mask, (mask.numel,)).to("i32"), 0) - 1
-            values = take(b, values, b.reshape(place, mask.shape), counted)
+            values = take(b, values, b.reshape(places(b, mask), mask.shape), counted)
     new = b.expand(values.to(x.dtype), x.shape)
     mask = b.broadcast_in_dim(mask, x.shape, range(dim, end))
     return b.select(mask, x + new if accumulate else new, x)
