@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torchtpu_core.lowering.promotion import DEFAULT, FLOAT, promote
+from torchtpu_core.lowering.promotion import DEFAULT, FLOAT, opmath, promote
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
@@ -218,27 +218,35 @@ def _scaled(b: Builder, y: Value, alpha: Operand) -> Value:
     return y if not isinstance(alpha, Value) and alpha == 1 else y * like(b, alpha, y)
 
 
+def _with_scaled(b: Builder, x: Value, y: Value, alpha: Operand) -> tuple[Value, Value]:
+    """(x, alpha * y), in the opmath type if that is more than one operation."""
+    if not isinstance(alpha, Value) and alpha == 1:
+        return x, y
+    x, y = (v.to(opmath(v.dtype)) for v in (x, y))
+    return x, _scaled(b, y, alpha)
+
+
 def _add(b, x, y, alpha):
-    return b.add(x, _scaled(b, y, alpha))
+    return b.add(*_with_scaled(b, x, y, alpha))
 
 
 def _sub(b, x, y, alpha):
-    return b.subtract(x, _scaled(b, y, alpha))
+    return b.subtract(*_with_scaled(b, x, y, alpha))
 
 
 def _rsub(b, x, y, alpha):
-    return b.subtract(y, _scaled(b, x, alpha))
+    return b.subtract(*_with_scaled(b, y, x, alpha))
 
 
 # `alpha` is keyword-only in the Tensor overloads, positional in the Scalar ones.
 for _name, _fn in {"add": _add, "sub": _sub, "rsub": _rsub}.items():
-    lowering(f"{_name}.Tensor", promote=DEFAULT, operands=_PAIR, runtime=("alpha",))(
+    lowering(f"{_name}.Tensor", promote=DEFAULT, operands=_PAIR, runtime=("alpha",), exact=True)(
         lambda b, x, y, *, alpha, _fn=_fn: _fn(b, x, y, alpha)
     )
     lowering(f"{_name}.Scalar", promote=DEFAULT, operands=_PAIR, runtime=("other", "alpha"))(_fn)
 
 
-@lowering("mul.Tensor", "mul.Scalar", promote=DEFAULT, runtime=("other",))
+@lowering("mul.Tensor", "mul.Scalar", promote=DEFAULT, runtime=("other",), exact=True)
 def _mul(b, x, y):
     return b.multiply(x, y)
 

@@ -86,12 +86,14 @@ def opmath(dtype: str) -> str:
     return "f32" if dtype in _LOW_PRECISION else dtype
 
 
-def promote(operands: list[Operand], kind: str = DEFAULT, upcast: bool = True) -> list[Value]:
+def promote(
+    operands: list[Operand], kind: str = DEFAULT, upcast: bool = True, exact: bool = False
+) -> list[Value]:
     """Operands converted to the compute dtype and broadcast together. With `upcast`, low-precision
-    floats come as f32.
+    floats come as f32; with `exact`, not where all are tensors of bf16.
     """
     b = next(x for x in operands if isinstance(x, Value)).b
     dtype = mlir(compute_dtype(operands, kind))
-    if upcast:
+    if upcast and not (exact and all(isinstance(x, Value) and x.dtype == "bf16" for x in operands)):
         dtype = opmath(dtype)
     return b.broadcast(*(b.lift(x, dtype) for x in operands))

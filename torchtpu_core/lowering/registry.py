@@ -66,6 +66,7 @@ class Rule:
     mutates: tuple[str, ...]
     keywords: frozenset[str]
     var_keywords: bool
+    exact: bool
 
 
 _RULES: dict[str, Rule] = {}
@@ -78,6 +79,7 @@ def lowering(
     upcast: bool = True,
     runtime: Sequence[str] = (),
     mutates: Sequence[str] = (),
+    exact: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a lowering for each of `names` ("add.Tensor"; "relu" is "relu.default";
     "prims::iota" with a namespace).
@@ -85,6 +87,8 @@ def lowering(
     promote: DEFAULT, FLOAT or LONG (see promotion.py): the operands are converted to the compute
     dtype and broadcast.
     upcast: low-precision floats are computed in f32 and rounded once (only with `promote`).
+    exact: but not where all operands are bf16 tensors: one operation, whose result is the same. A
+    compiler keeps f32 between operations where it sees it, at twice the memory.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,6 +102,7 @@ def lowering(
             tuple(mutates),
             frozenset(p.name for p in params if p.kind is p.KEYWORD_ONLY),
             any(p.kind is p.VAR_KEYWORD for p in params),
+            exact,
         )
         for name in names:
             key = canonical(name)
@@ -167,7 +172,9 @@ def apply(
             where = [
                 names.index(n) for n in rule.operands if positional[names.index(n)] is not None
             ]
-        for i, v in zip(where, _promote([positional[i] for i in where], rule.promote, rule.upcast)):
+        for i, v in zip(
+            where, _promote([positional[i] for i in where], rule.promote, rule.upcast, rule.exact)
+        ):
             positional[i] = v
     return rule.fn(b, *positional, **keywords)
 
