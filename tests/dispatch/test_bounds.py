@@ -129,3 +129,11 @@ def test_every_rule_is_an_operator() -> None:
     for name in bounds.names():
         op, overload = name.split(".")
         assert hasattr(getattr(torch.ops.aten, op), overload)
+
+
+@pytest.mark.parametrize("at", [4, 7, -5])
+def test_unchecked_copy_out_of_range_writes_nothing(at: int) -> None:
+    x = torch.arange(12.0).view(4, 3)
+    row = torch.full((1, 3), 9.0, device="tpu")
+    out = x.to("tpu").index_copy(0, torch.tensor([at], device="tpu"), row)
+    torch.testing.assert_close(out.cpu(), x, rtol=0, atol=0)

@@ -2,8 +2,7 @@
 indexes also returns whether its indices were in range, and the dispatcher raises what the CPU
 raises.
 
-Without them an out-of-range index is clamped when read and dropped when written, as XLA does;
-`index_copy` of one slice clamps it (a dynamic-update-slice).
+Without them an out-of-range index is clamped when read and dropped when written, as XLA does.
 """
 
 from __future__ import annotations

@@ -340,12 +340,15 @@ def _index_add(b, x, dim, index, source, *, alpha=1):
 @lowering("index_copy")
 def _index_copy(b, x, dim, index, source):
     source = source.to(x.dtype)
-    if index.numel == 1 and x.numel:  # a cache's next position: in place, with no read before it
+    if index.numel == 1 and x.numel:  # a cache's next position: in place
         line = _line(x)
         dim = dim % line.ndim
         at = b.reshape(as_index(b, index, line.shape[dim], wrap=True), ())
         starts = [at if d == dim else b.constant(0, at.dtype) for d in range(line.ndim)]
         row = b.reshape(source, [1 if d == dim else n for d, n in enumerate(line.shape)])
+        # The update moves to where it fits; out of range, what is there has to stay.
+        inside = (at >= 0) & (at < line.shape[dim])
+        row = b.select(b.splat(inside, row.shape), row, b.dynamic_slice(line, starts, row.shape))
         return b.reshape(b.dynamic_update_slice(line, row, starts), x.shape)
     return _rows(b, x, dim, index, source, lambda base, put, rows: put(base, rows, overwrite))
 
