@@ -194,7 +194,8 @@ numpy.save(folder / "out.npy", numpy.asarray(out))
 
 def test_bytecode_without_its_writer_says_what_to_install(monkeypatch):
     program = torchtpu_core.export_stablehlo(nn.ReLU(), (torch.ones(2),))
-    monkeypatch.setitem(sys.modules, "jaxlib", None)
+    for name in ("jaxlib", "jaxlib._jax"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"pip install 'torchtpu\[export\]'"):
         _ = program.bytecode
 

@@ -21,7 +21,7 @@ _STATISTICS = (
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"_?(native_batch_norm(_legit)?|batch_norm_with_update)\[", _STATISTICS),
     (r"(topk|sort|msort)\[backward/bfloat16", _TIES),
-    (r"logcumsumexp\[backward/float32", _ROUNDING),
+    (r"(logcumsumexp|cov|grid_sampler_[23]d)\[backward/float32", _ROUNDING),
     (r"logcumsumexp\[.*/complex64", "a complex logarithm's imaginary part may differ by 2 pi"),
     (r"nn.functional.normalize\[backward/bfloat16", _ZERO),
     (

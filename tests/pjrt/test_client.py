@@ -310,6 +310,7 @@ def test_client_creation_is_quiet_and_leaves_the_environment(
 ) -> None:
     done = run_python("""
         import os
+        os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)  # JAX, which other tests import, sets it
         from torchtpu_core import _C, plugin
         _C.pjrt.load_plugin(str(plugin.cpu_plugin_path())).create_client({"cpu_device_count": 2})
         assert "TF_CPP_MIN_LOG_LEVEL" not in os.environ
