@@ -20,10 +20,14 @@ _STATISTICS = (
 #: (pattern of `operator[variant/dtype]`, reason); the first that matches counts
 _KNOWN: tuple[tuple[str, str], ...] = (
     (r"_?(native_batch_norm(_legit)?|batch_norm_with_update)\[", _STATISTICS),
-    (r"(topk|sort|msort)\[backward/bfloat16", _TIES),
+    (r"(topk|sort|msort)\[backward/b?float16", _TIES),
     (r"(logcumsumexp|cov|grid_sampler_[23]d)\[backward/float32", _ROUNDING),
     (r"logcumsumexp\[.*/complex64", "a complex logarithm's imaginary part may differ by 2 pi"),
     (r"nn.functional.normalize\[backward/bfloat16", _ZERO),
+    (
+        r"nn.functional.linear_cross_entropy.*\[backward/b?float16",
+        _ROUNDING.replace("float32", "16-bit"),
+    ),
     (
         r"native_dropout_backward\[.*/bool",
         "the CPU's product of bool and a number is a bool tensor that holds the byte 2",

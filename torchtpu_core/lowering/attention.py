@@ -159,6 +159,10 @@ def attend_backward(
     lse = b.unsqueeze(lse, lse.ndim)
     q, grad, out, lse = (_by_key_head(b, x, heads) for x in (q, grad, out, lse))
     s = _scores(b, q, k, bias, causal, scale)
+    if s.dtype == "f64" != lse.dtype:  # the operator's schema keeps it in f32
+        last = [s.ndim - 1]
+        top = b.reduce_op("maximum", s, last, keepdim=True)
+        lse = top + b.log(b.reduce_op("add", b.exp(s - top), last, keepdim=True))
     p = b.exp(s - lse.to(s.dtype))
     if empty is not None:
         p = b.select(empty, 0, p)
