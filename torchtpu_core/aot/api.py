@@ -66,7 +66,6 @@ def compile_for(
 
 def _culprit(captured: Captured, topology: str, timeout: float) -> str:
     """Words on the operator that libtpu refuses, with its line; "" if it takes each by itself."""
-    from torchtpu_core import _C
     from torchtpu_core.compile import blame
 
     def compile_(text: str) -> None:

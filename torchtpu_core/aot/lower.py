@@ -60,7 +60,7 @@ def lower(
         if mesh is not None:
             _shard(module, b, plan, used, mesh, shardings)
 
-    with _precision(products):
+    with for_tpu(products):
         plan = graph.build(specs, annotate, locate.location)
     options: dict[str, Any] = {}
     if mesh is not None:
@@ -97,7 +97,7 @@ def lower_operator(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
     values = [pytree.tree_map(described, v) for _, v in registry.bind(op, args, kwargs)]
     for i in program.route(name, overload)[1]:
         values[i] = pytree.tree_map(number, values[i])
-    with _precision(None):
+    with for_tpu():
         plan = program.build(name, overload, values)
     return Program(f"{name}.{overload}".rstrip("."), plan.text, (), {})
 
@@ -148,13 +148,13 @@ def _physical(spec: sharding.Spec, x: Input) -> sharding.Spec:
 
 
 @contextlib.contextmanager
-def _precision(name: str | None) -> Iterator[None]:
+def for_tpu(products: str | None = None) -> Iterator[None]:
     """Programs for a TPU in what is lowered meanwhile, and products of that precision, None leaving
     it as it is.
     """
     before = flags.put(flags.FOR_TPU, flags.FOR_TPU)
     try:
-        with contextlib.nullcontext() if name is None else precision.precision(name):
+        with contextlib.nullcontext() if products is None else precision.precision(products):
             yield
     finally:
         flags.put(flags.FOR_TPU, before)

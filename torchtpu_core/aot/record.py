@@ -8,8 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from torchtpu_core import flags
-from torchtpu_core.aot.lower import Program
+from torchtpu_core.aot.lower import Program, for_tpu
 from torchtpu_core.compile.graph_program import GraphProgram
 from torchtpu_core.lowering import program
 
@@ -37,9 +36,8 @@ def programs() -> Iterator[list[Program]]:
         return keep("compiled graph", graph(self, *args))
 
     program.build, GraphProgram.build = build, build_graph  # type: ignore[method-assign,assignment]
-    before = flags.put(flags.FOR_TPU, flags.FOR_TPU)  # a form that XLA's CPU plugin runs as well
     try:
-        yield kept
+        with for_tpu():  # a form that XLA's CPU plugin runs as well
+            yield kept
     finally:
-        flags.put(flags.FOR_TPU, before)
         program.build, GraphProgram.build = op, graph  # type: ignore[method-assign]

@@ -98,6 +98,17 @@ def _masks(
     return bias, False, b.reduce_op("maximum", bias, [-1], keepdim=True).eq(-math.inf)
 
 
+def _exponentials(b: Builder, s: Value) -> tuple[Value, Value, Value]:
+    """Of scores [.., S]: their exponentials less the greatest, the sum of these and the log of the
+    scores' own sum of exponentials, both [.., 1].
+    """
+    last = [s.ndim - 1]
+    top = b.reduce_op("maximum", s, last, keepdim=True)
+    p = b.exp(s - top)
+    total = b.reduce_op("add", p, last, keepdim=True)
+    return p, total, top + b.log(total)
+
+
 def _power_of_two(b: Builder, x: Value) -> Value:
     """The largest power of two up to each positive number (f32): the number without its fraction.
 
@@ -126,12 +137,8 @@ def attend(
     if not k.shape[-2]:
         lse = b.constant(-math.inf, s.dtype, q.shape[:-1])
         return b.constant(0, s.dtype, (*q.shape[:-1], v.shape[-1])), lse
-    last = s.ndim - 1
-    top = b.reduce_op("maximum", s, [last], keepdim=True)
-    p = b.exp(s - top)
-    total = b.reduce_op("add", p, [last], keepdim=True)
+    p, total, lse = _exponentials(b, s)
     power = _power_of_two(b, total) if v.dtype != p.dtype else total
-    lse = top + b.log(total)
     if empty is not None:
         total, lse = b.select(empty, math.inf, total), b.select(empty, -math.inf, lse)
     if v.dtype == p.dtype:
@@ -160,9 +167,7 @@ def attend_backward(
     q, grad, out, lse = (_by_key_head(b, x, heads) for x in (q, grad, out, lse))
     s = _scores(b, q, k, bias, causal, scale)
     if s.dtype == "f64" != lse.dtype:  # the operator's schema keeps it in f32
-        last = [s.ndim - 1]
-        top = b.reduce_op("maximum", s, last, keepdim=True)
-        lse = top + b.log(b.reduce_op("add", b.exp(s - top), last, keepdim=True))
+        lse = _exponentials(b, s)[2]
     p = b.exp(s - lse.to(s.dtype))
     if empty is not None:
         p = b.select(empty, 0, p)
