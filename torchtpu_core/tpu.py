@@ -414,7 +414,11 @@ def memory_summary(device: _DeviceLike = None, abbreviated: bool = False) -> str
 
 
 def empty_cache() -> None:
-    """Does nothing: a buffer goes back to the device with the last tensor that uses it."""
+    """Gives memory that is free back to the system, where the device's memory is the host's (XLA's
+    CPU plugin): there it stays in the process otherwise. On a TPU it does nothing: a buffer goes
+    back to the device with the last tensor that uses it."""
+    if is_initialized():
+        _C.empty_cache()
 
 
 def empty_host_cache() -> None:

@@ -1,6 +1,8 @@
 """Memory statistics, through torch.tpu and torch.accelerator, and pinned host memory."""
 
 import gc
+import platform
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -123,3 +125,34 @@ def test_transfers_of_pinned_memory(non_blocking):
 def test_device_tensors_cannot_be_pinned():
     with pytest.raises(RuntimeError, match="pin"):
         torch.ones(2, device="tpu").pin_memory()
+
+
+_HEAP = """
+import time, torch
+def resident():
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096 >> 20
+def settled(seconds, step=lambda: None):
+    # buffers are freed on a thread of XLA's, soon
+    end = time.monotonic() + seconds
+    while resident() > base + 200 and time.monotonic() < end:
+        time.sleep(0.05)
+        step()
+    return resident() - base
+torch.ones(1, device="tpu").item()
+base = resident()
+x = torch.ones(64 << 20, device="tpu") + 1
+torch.tpu.synchronize()
+del x
+print(settled({seconds}), settled(60, torch.tpu.empty_cache))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+@pytest.mark.parametrize("ours", [True, False])
+def test_freed_memory_stays_until_the_cache_is_emptied(run_python: Callable[..., str], ours: bool):
+    theirs = {} if ours else {"MALLOC_TOP_PAD_": "131072"}
+    script = _HEAP.replace("{seconds}", "1" if ours else "60")
+    kept, left = map(int, run_python(script, **theirs).split())
+    assert (kept > 200) == ours  # of 256 MiB
+    assert left < 200

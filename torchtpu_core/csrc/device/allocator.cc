@@ -2,6 +2,7 @@
 // torch.accelerator.memory_*.
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "heap.h"
 #include "memory.h"
 #include "runtime.h"
 #include "storage.h"
@@ -21,7 +22,8 @@ struct SlotAllocator final : c10::DeviceAllocator {
   }
 
   bool initialized() override { return torchtpu::initialized(); }
-  void emptyCache(c10::MempoolId_t) override {}  // buffers are freed with their last tensor
+  // Buffers are freed with their last tensor; what may be left is the C library's.
+  void emptyCache(c10::MempoolId_t) override { heap::release(); }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}  // buffers outlive their readers
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     return memory_stats(device);

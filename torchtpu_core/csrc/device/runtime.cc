@@ -10,6 +10,8 @@
 #include <atomic>
 #include <mutex>
 
+#include "heap.h"
+
 namespace py = pybind11;
 
 namespace torchtpu {
@@ -56,6 +58,9 @@ PluginChoice find_plugin() {
   return choice;
 }
 
+// Whether it is XLA's CPU plugin, by the option that only it has.
+bool is_cpu(const PluginChoice& choice) { return choice.options.count("cpu_device_count") != 0; }
+
 // While a client of XLA's CPU plugin is created: the least size of its thread pool, which it takes
 // from NPROC where that is set, else the number of cores. With fewer than four threads its matrix
 // products split their work badly (on two cores a forward pass of GPT-2 takes 1.3 times as long);
@@ -63,7 +68,7 @@ PluginChoice find_plugin() {
 class CpuThreads {
  public:
   explicit CpuThreads(const PluginChoice& choice) {
-    if (choice.options.count("cpu_device_count") == 0 || std::getenv("NPROC") != nullptr) return;
+    if (!is_cpu(choice) || std::getenv("NPROC") != nullptr) return;
     cpu_set_t cores;
     if (sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) >= kLeast) return;
     set_ = setenv("NPROC", std::to_string(kLeast).c_str(), 0) == 0;
@@ -94,6 +99,7 @@ Runtime& create() {
   started.store(true);
   try {
     const CpuThreads threads(choice);
+    if (is_cpu(choice)) heap::keep();
     auto client = pjrt::Client::create(pjrt::Plugin::load(choice.path), choice.options);
     TORCH_CHECK(!client->devices().empty(), "The PJRT plugin ", choice.path, " reports no devices");
     auto* made = new Runtime(std::move(client));

@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "../device/errors.h"
+#include "../device/heap.h"
 #include "../device/runtime.h"
 #include "../pjrt/options.h"
 #include "execute.h"
@@ -273,6 +274,7 @@ void make_room() {
   static std::atomic<uint32_t> built{0};
   static const size_t most = most_mappings();
   if (runtime().client().platform_name() != "cpu") return;
+  heap::bound();
   if (built.fetch_add(1, std::memory_order_relaxed) % kInterval != kInterval - 1) return;
   if (mappings() > most / 2) evict_programs(0);
 }

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../device/generator.h"
+#include "../device/heap.h"
 #include "../device/memory.h"
 #include "../device/queue.h"
 #include "../device/runtime.h"
@@ -110,6 +111,7 @@ void bind_device(py::module_& m) {
   });
   def_no_gil(m, "drain", [] { queue::drain(); });
 
+  def_no_gil(m, "empty_cache", [] { heap::release(); });
   def(m, "memory_stats", [](DeviceIndex device) { return stats_dict(memory_stats(device)); });
   def(m, "reset_peak_memory_stats", [](DeviceIndex device) { reset_peak_stats(device); });
   def(m, "reset_accumulated_memory_stats",
