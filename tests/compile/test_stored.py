@@ -16,6 +16,7 @@ import torch
 
 import torchtpu_core
 from torchtpu_core import cache, plans
+from torchtpu_core.compile import captures
 
 COUNTS = ("graphs_traced", "graphs_from_disk", "graphs_lowered")
 
@@ -31,25 +32,48 @@ for _ in range(2):
     loss = forward(x).square().mean()
     loss.backward()
     update()
-stats = torchtpu_core.stats()
+stats = torchtpu_core.stats() | torch._dynamo.utils.counters["stats"]
 print(json.dumps([loss.item(), {k: v for k, v in stats.items() if isinstance(v, int)}]))
 """
 
 
+def _step(**env):
+    """What a process that takes two steps finds and counts."""
+    command = [sys.executable, "-c", _STEP]
+    done = subprocess.run(
+        command, env=os.environ | env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 def test_a_second_process_traces_lowers_and_compiles_nothing(tmp_path):
-    env = os.environ | {"TORCHTPU_CACHE_DIR": str(tmp_path)}
-
-    def process():
-        done = subprocess.run(
-            [sys.executable, "-c", _STEP], env=env, capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout)
-
-    (first, cold), (second, warm) = process(), process()
+    (first, cold), (second, warm) = (_step(TORCHTPU_CACHE_DIR=str(tmp_path)) for _ in range(2))
     assert [cold[k] for k in COUNTS] == [3, 0, 3]
     assert [warm[k] for k in COUNTS] == [0, 3, 0]
     assert cold["programs_compiled"] > 0 and warm["programs_compiled"] == 0
     assert second == first
+
+
+def test_a_second_process_captures_only_what_dynamo_cannot_keep(tmp_path):
+    folders = {
+        "TORCHTPU_CACHE_DIR": str(tmp_path / "programs"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "captures"),
+    }
+    runs = [_step(**folders, TORCH_CACHING_PRECOMPILE="1") for _ in range(2)]
+    (first, cold), (second, warm) = runs
+    assert cold["unique_graphs"] == 2  # the model's, and the optimizer's, whose guards stay here
+    assert warm["unique_graphs"] == 1
+    assert warm["graphs_traced"] == 0 and warm["graphs_from_disk"] == 3
+    assert second == first
+
+
+def test_captures_of_another_version_are_not_used(monkeypatch):
+    kept = pickle.dumps(captures.Capture("__compiled_fn_0", None))
+    assert pickle.loads(kept).key == "__compiled_fn_0"
+    monkeypatch.setattr(plans, "makers", lambda: "others")
+    with pytest.raises(RuntimeError, match="another version"):
+        pickle.loads(kept)
 
 
 @pytest.fixture

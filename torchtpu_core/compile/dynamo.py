@@ -11,6 +11,10 @@ torch.optim.adam._multi_tensor_adam (2.13): the same formulas as about 25 operat
     tensors, each element of each of which Dynamo and AOTAutograd trace. Compiled for the device it
     is the fused operator, which is one; where that has no rule (complex parameters, differentiable
     steps, rates that are tensors) it stays what it is.
+torch._dynamo.guards.CheckFunctionManager.serialize_guards (2.13): where Dynamo keeps its captures
+    (captures.py), a frame whose guards cannot be written, such as an optimizer's step, is traced in
+    each process; but PyTorch, after it has said so, asserts that they were written. An empty string
+    stands for them, which is not kept.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ def apply() -> None:
     """Puts the replacements in place, once."""
     _apply_to_optimizers()
     _apply_to_adam()
+    _apply_to_guards()
 
 
 def _apply_to_optimizers() -> None:
@@ -86,3 +91,22 @@ def _apply_to_adam() -> None:
         run(params, *lists, has_complex=has_complex, differentiable=differentiable, **options)
 
     adam._fused_adam, adam._multi_tensor_adam = _fused_adam, _multi_tensor_adam
+
+
+def _apply_to_guards() -> None:
+    import torch
+    from torch._dynamo import exc, guards
+
+    serialize = guards.CheckFunctionManager.serialize_guards
+
+    @functools.wraps(serialize)
+    def serialize_guards(self: Any, builder: Any, sorted_guards: Any, output_graph: Any) -> bytes:
+        try:
+            return serialize(self, builder, sorted_guards, output_graph)
+        except exc.PackageError as error:
+            if torch._dynamo.config.strict_precompile:
+                raise
+            output_graph.bypass_package(f"its guards cannot be written: {error}")
+            return b""
+
+    guards.CheckFunctionManager.serialize_guards = serialize_guards  # type: ignore[method-assign]

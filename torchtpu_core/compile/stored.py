@@ -69,11 +69,13 @@ class Unkept(Exception):
 
 @dataclass
 class _Compilation:
-    """One graph from Dynamo on its way through AOTAutograd. key: None until it is asked for, and
-    for a graph that is not kept."""
+    """One graph from Dynamo on its way through AOTAutograd. backend_id: by which Dynamo finds it
+    again, None where it keeps no captures; key: None until it is asked for, and for a graph that is
+    not kept."""
 
     number: int
     whole: bool
+    backend_id: str | None
     key: str | None = None
 
 
@@ -85,11 +87,10 @@ _numbers = itertools.count()
 def compiling(whole: bool, gm: torch.fx.GraphModule) -> Iterator[None]:
     """While a graph from Dynamo is compiled; `whole`: the user wants no graph breaks."""
     _install()
-    token = _current.set(_Compilation(next(_numbers), whole))
-    # By this id Dynamo finds a graph again where it keeps all it captures, and only there.
     backend_id = getattr(gm, "_backend_id", None)
-    if not torch._dynamo.config.caching_precompile:
-        gm._backend_id = None  # type: ignore[assignment]
+    kept = backend_id if torch._dynamo.config.caching_precompile else None
+    token = _current.set(_Compilation(next(_numbers), whole, kept))
+    gm._backend_id = kept  # type: ignore[assignment]
     # An entry holds its halves, and both of them, once the graph is compiled.
     settings = {"bundled_autograd_cache": True, "force_non_lazy_backward_lowering": True}
     try:
@@ -320,6 +321,7 @@ def find(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..
         return None
     try:
         entry = pickle.loads(payload)
+        _give_dynamo(entry)
         entry = entry.wrap_post_compile(inputs, config, autograd_cache.create_fx_config())
     except Exception as error:
         _log.info("a kept graph cannot be used: %s", error)
@@ -333,10 +335,20 @@ def find(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..
     return torch._dynamo.disable(forward, reason="a compiled graph")
 
 
+def _give_dynamo(entry: Any) -> None:
+    """Lets Dynamo keep its capture of the graph that is being compiled, if it is told to."""
+    current = _current.get()
+    if current is not None and current.backend_id is not None:
+        from torchtpu_core.compile import captures
+
+        captures.give(current.backend_id, entry)
+
+
 def _save(key: str, entry: Any) -> None:
     try:
         with _disable_current_modes():
             entry.pre_save()
+            _give_dynamo(entry)
             payload = pickle.dumps(entry, protocol=pickle.HIGHEST_PROTOCOL)
         program_cache.default_cache().put(key, payload)
     except Exception as error:  # a cache never fails a program
