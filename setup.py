@@ -9,6 +9,9 @@ import sysconfig
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+# An extension that was built from other sources must not stop the build of its successor.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).resolve().parent

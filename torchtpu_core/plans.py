@@ -127,3 +127,22 @@ def find(plan_key: str) -> Plan | None:
 def keep(plan_key: str, plan: Plan) -> None:
     """Keeps a plan."""
     _put(plan_key, astuple(plan))
+
+
+def _latest_key(graph: str) -> str:
+    return cache.ProgramCache.key(f"latest {graph}", makers().encode(), "")
+
+
+def keep_latest(graph: str, plan_key: str) -> None:
+    """Remembers which plan of a compiled graph was built last."""
+    _put(_latest_key(graph), plan_key)
+
+
+def load_ahead(graph: str) -> None:
+    """Begins to load the program of a compiled graph that was built last, which is likely to be the
+    one that is asked for; another one is loaded when it is. Does nothing before the device is used.
+    """
+    plan_key = _get(_latest_key(graph)) if _C.is_initialized() else None
+    plan = None if plan_key is None else find(plan_key)
+    if plan is not None and plan.text:
+        _C.load_ahead(plan.text)

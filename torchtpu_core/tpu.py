@@ -607,3 +607,4 @@ def __getattr__(name: str) -> Any:
 
 # Work in flight while the interpreter tears down the plugin's libraries ends in a crash.
 atexit.register(_C.drain)
+atexit.register(_C.forget_ahead)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import torchtpu_core
-from torchtpu_core import cache, plans
+from torchtpu_core import _C, cache, plans
 from torchtpu_core.compile import captures
 
 COUNTS = ("graphs_traced", "graphs_from_disk", "graphs_lowered")
@@ -66,6 +66,27 @@ def test_a_second_process_captures_only_what_dynamo_cannot_keep(tmp_path):
     assert warm["unique_graphs"] == 1
     assert warm["graphs_traced"] == 0 and warm["graphs_from_disk"] == 3
     assert second == first
+
+
+def test_a_backward_is_loaded_while_its_forward_runs(counted):
+    def loss(x):
+        return (x.sin() * 3).square().sum()
+
+    def step(backward):
+        x = torch.arange(6.0, device="tpu").requires_grad_()
+        value, _ = counted(loss, x)
+        if backward:
+            value.backward()
+        return _C.forget_ahead()
+
+    _C.forget_ahead()
+    assert step(backward=True) == 0  # nothing was on disk
+    _C._evict_programs(0)
+    assert step(backward=False) == 1
+    _C._evict_programs(0)
+    before = torchtpu_core.stats()["programs_compiled"]
+    assert step(backward=True) == 0
+    assert torchtpu_core.stats()["programs_compiled"] == before
 
 
 def test_captures_of_another_version_are_not_used(monkeypatch):

@@ -150,8 +150,9 @@ def stored_runner(
         if plan is None:
             recompiles.count("graphs_lowered")
             plan = program().build(args)
-            if call is not None:
+            if key is not None and call is not None:
                 plans.keep(call, plan)
+                plans.keep_latest(key, call)
         return plan
 
     count = outside.num_inputs + len(outside.constants)

@@ -139,6 +139,8 @@ class Half(OutputCode):
         current = _current.get()
         number = next(_numbers) if current is None else current.number
         recompiles.count("graphs_from_disk")
+        if self.key is not None:
+            plans.load_ahead(self.key)
         self.run = aot.stored_runner(
             f"compiled {self.kind} {number}", self.outside, self.graph, self.key
         )

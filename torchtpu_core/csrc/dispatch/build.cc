@@ -7,18 +7,10 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <fstream>
-#include <iterator>
-
 #include "../device/errors.h"
-#include "../device/heap.h"
 #include "../device/runtime.h"
-#include "../pjrt/options.h"
+#include "executables.h"
 #include "execute.h"
-#include "stats.h"
 #include "transfer.h"
 
 namespace py = pybind11;
@@ -244,80 +236,6 @@ void read_plan(py::handle plan, Program& program) {
     program.checks.push_back({c[py::int_(0)].cast<bool>(), c[py::int_(1)].cast<std::string>()});
   }
   program.random_blocks = plan.attr("random_blocks").cast<uint64_t>();
-}
-
-pjrt::CompileOptions compile_options(const pjrt::Client& client) {
-  pjrt::CompileOptions options;
-  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's,
-  // keep it.
-  if (client.platform_name() == "cpu") options.overrides["xla_cpu_enable_fast_min_max"] = false;
-  return options;
-}
-
-// The pieces of memory that this process maps, of which the system allows it so many.
-size_t mappings() {
-  std::ifstream file("/proc/self/maps");
-  return static_cast<size_t>(
-      std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n'));
-}
-
-size_t most_mappings() {
-  size_t most = 65530;
-  if (std::ifstream file("/proc/sys/vm/max_map_count"); file) file >> most;
-  return most;
-}
-
-// XLA's CPU compiler maps some pieces of memory for each program, three or thirty, and does not
-// survive that the system refuses one. Counting them takes milliseconds, hence not every time.
-void make_room() {
-  constexpr uint32_t kInterval = 64;
-  static std::atomic<uint32_t> built{0};
-  static const size_t most = most_mappings();
-  if (runtime().client().platform_name() != "cpu") return;
-  heap::bound();
-  if (built.fetch_add(1, std::memory_order_relaxed) % kInterval != kInterval - 1) return;
-  if (mappings() > most / 2) evict_programs(0);
-}
-
-// From the persistent cache, else compiled (and then cached). Called with the GIL, which is
-// released around the plugin's work.
-std::shared_ptr<pjrt::LoadedExecutable> load_or_compile(const std::string& text) {
-  make_room();
-  pjrt::Client& client = runtime().client();
-  const pjrt::CompileOptions options = compile_options(client);
-  py::object cache = py::module_::import("torchtpu_core.cache").attr("default_cache")();
-  py::object key = cache.attr("key")(client.fingerprint(), py::bytes(options.serialize()), text);
-  py::object found = cache.attr("get")(key);
-  if (!found.is_none()) {
-    const auto payload = found.cast<std::string>();
-    try {
-      py::gil_scoped_release release;
-      auto exe = client.deserialize_and_load(payload);
-      stats().loaded.fetch_add(1, std::memory_order_relaxed);
-      return exe;
-    } catch (const pjrt::Error&) {
-      // An entry that this plugin does not take is a miss like any other.
-    }
-  }
-  std::shared_ptr<pjrt::LoadedExecutable> exe;
-  std::string payload;
-  {
-    py::gil_scoped_release release;
-    const auto start = std::chrono::steady_clock::now();
-    exe = client.compile(text, options);
-    const auto spent = std::chrono::steady_clock::now() - start;
-    stats().compile_ns.fetch_add(
-        std::chrono::duration_cast<std::chrono::nanoseconds>(spent).count(),
-        std::memory_order_relaxed);
-    stats().compiled.fetch_add(1, std::memory_order_relaxed);
-    try {
-      payload = exe->serialize();
-    } catch (const pjrt::Error&) {
-      // A plugin that cannot serialize works without the persistent cache.
-    }
-  }
-  if (!payload.empty()) cache.attr("put")(key, py::bytes(payload));
-  return exe;
 }
 
 // The program of a plan, compiled; `text` is set before that, for errors.

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../dispatch/boxed.h"
+#include "../dispatch/executables.h"
 #include "../dispatch/execute.h"
 #include "../dispatch/flags.h"
 #include "../dispatch/graph.h"
@@ -55,6 +56,8 @@ void bind_dispatch(py::module_& m) {
     names.push_back("aten::equal");  // whole in its hook
     return names;
   });
+  m.def("load_ahead", load_ahead, py::arg("text"));
+  m.def("forget_ahead", forget_ahead);
   m.def("_evict_programs", evict_programs, py::arg("most"));
   m.def("program_flags", program_flags);
   m.def("set_program_flags", set_program_flags, py::arg("mask"), py::arg("value"));
