@@ -58,8 +58,6 @@ def allocates(op: OpOverload) -> bool:
 REASONS: dict[str, str] = {
     "aten::baddbmm.dtype": "PyTorch 2.13 has no CPU kernel of it, and its meta kernel raises "
     "TypeError (it takes the dtype for beta)",
-    "aten::randint_like.Tensor_generator": "a bound in a tensor together with a generator is "
-    "refused with PyTorch's error for an empty range; pass the bound as a number",
 }
 
 

@@ -349,3 +349,12 @@ def test_empty():
     ):
         text, inputs, metas, _ = harness.build(op, (torch.empty(0, 3), *args), {})
         assert harness.run(text, inputs, metas)[0].shape == (0, 3)
+
+
+def test_randint_like_takes_its_bound_from_a_tensor():
+    x = torch.zeros(1000, device="tpu")
+    generator = torch.Generator("tpu").manual_seed(3)
+    for options in ({}, {"generator": generator}):
+        for bound in (torch.tensor(5), torch.tensor(5, device="tpu")):
+            drawn = torch.randint_like(x, bound, **options)
+            assert drawn.dtype == x.dtype and set(drawn.tolist()) == {0, 1, 2, 3, 4}

@@ -101,6 +101,9 @@ def _meta_call(op: OpOverload, metas: Sequence[Any]) -> Any:
     if op.namespace == "aten" and op._opname.startswith("nansum") and metas[1] == []:
         # Its meta kernel takes an empty list of dimensions for none, its real ones for all.
         metas = [metas[0], None, *metas[2:]]
+    if op is torch.ops.aten.randint_like.Tensor_generator:
+        # Only its twin has a meta kernel, and the CPU's would refuse that the bound is zero.
+        op, metas = torch.ops.aten.randint_like.Tensor, [*metas[:2], *metas[3:]]
     try:
         with torch.no_grad():
             return _call(op, metas)
