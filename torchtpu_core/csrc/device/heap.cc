@@ -9,8 +9,6 @@
 
 #include <atomic>
 
-extern "C" char** environ;
-
 namespace torchtpu::heap {
 namespace {
 
@@ -45,8 +43,13 @@ void release() {
 void bound() {
   constexpr size_t kLeast = size_t{2} << 30;
   if (!kept.load()) return;
+#if __GLIBC_PREREQ(2, 33)
   const struct mallinfo2 info = mallinfo2();
-  if (info.fordblks > kLeast && info.fordblks > info.uordblks) malloc_trim(0);
+#else
+  const struct mallinfo info = mallinfo();  // modulo 4 GiB
+#endif
+  const auto free = static_cast<size_t>(info.fordblks);
+  if (free > kLeast && free > static_cast<size_t>(info.uordblks)) malloc_trim(0);
 }
 
 }  // namespace torchtpu::heap
