@@ -57,6 +57,25 @@ def test_16_bits(dtype):
     torch.testing.assert_close(out.cpu().float(), want, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("floating", [False, True])
+def test_rows_that_see_no_key_are_zero(dtype, floating):
+    seen = torch.rand(2, 1, 6, 6) > 0.5
+    seen[..., 2, :] = False
+    mask = torch.where(seen, 0.0, -torch.inf).to(dtype) if floating else seen
+    leaves = [t.requires_grad_() for t in inputs(dtype)]
+    hosts = [t.detach().cpu().float().requires_grad_() for t in leaves]
+    out = F.scaled_dot_product_attention(*leaves, attn_mask=mask.to("tpu"))
+    want = F.scaled_dot_product_attention(*hosts, attn_mask=seen)
+    assert out[..., 2, :].abs().max().item() == 0
+    out.sum().backward()
+    want.sum().backward()
+    near = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.03, "atol": 0.03}
+    torch.testing.assert_close(out.cpu().float(), want, **near)
+    for t, h in zip(leaves, hosts):
+        torch.testing.assert_close(t.grad.cpu().float(), h.grad, **near)
+
+
 def test_what_the_program_lacks_goes_by_the_composition():
     q, k, v = inputs()
     assert F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).shape == q.shape
