@@ -58,6 +58,8 @@ def allocates(op: OpOverload) -> bool:
 REASONS: dict[str, str] = {
     "aten::baddbmm.dtype": "PyTorch 2.13 has no CPU kernel of it, and its meta kernel raises "
     "TypeError (it takes the dtype for beta)",
+    "aten::_weight_int4pack_mm.default": "PyTorch 2.13 has no CPU kernel of it, and its meta "
+    "kernel takes fake tensors only",
 }
 
 
@@ -85,9 +87,7 @@ def accepts(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
                 op(*pytree.tree_map_only(torch.Tensor, torch.clone, args), **kwargs)
                 return True
         except NotImplementedError as e:
-            if not re.search(
-                "Could not run|overrideable not implemented|only implemented with", str(e)
-            ):
+            if not re.search("Could not run|overrideable|only implemented with", str(e)):
                 return False  # for this dtype
         except Exception:
             return False
@@ -251,9 +251,93 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 _ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": True}
 _SGD = {"momentum": 0.9, "dampening": 0.0, "nesterov": True, "is_first_step": False}
 _CONV = [[1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+_QUANTIZED = [-8, 7]
+_ROWS = [_long([0, 2, 5])]  # where rows of two and of three elements begin and end
 _CTC = [_long([[1, 2], [2, 1]]), _long([5, 5]), _long([2, 2])]
 
+
+def _scaled(v2: bool) -> Callable[[torch.dtype], Call | None]:
+    """A row for a product of 8-bit floats."""
+
+    def row(dtype: torch.dtype) -> Call | None:
+        if dtype is not torch.bfloat16:
+            return None
+        left, right = (tensor((16, 16), dtype).to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.tensor(1.0)
+        given: list[Any] = [[one], [0], [0]] * 2 if v2 else [one, one]
+        return (left, right.t(), *given, *([None] if v2 else [None, None]), dtype), {}
+
+    return row
+
+
+def _packed(op: OpOverload, rows: int, groups: bool) -> Callable[[torch.dtype], Call | None]:
+    """A row for 4-bit weights, 32 x 64, that `op` packs; with `groups`, for a product with them."""
+
+    def row(dtype: torch.dtype) -> Call | None:
+        if dtype is not torch.bfloat16:
+            return None
+        weights = torch.ones(32, 64, dtype=torch.int32)
+        if op is _aten._convert_weight_to_int4pack.default:
+            weights = torch.full((32, 32), 0x11, dtype=torch.uint8)
+        if not groups:
+            return (weights, rows), {}
+        packed = op(weights.to("meta"), rows)
+        packed = torch.zeros(packed.shape, dtype=packed.dtype)
+        return (tensor((4, 64), dtype), packed, 32, tensor((2, 32, 2), dtype)), {}
+
+    return row
+
+
 _TABLE: dict[OpOverload, Callable[[torch.dtype], Call | None]] = {
+    _aten._convert_weight_to_int4pack.default: _packed(
+        _aten._convert_weight_to_int4pack.default, 2, False
+    ),
+    _aten._convert_weight_to_int4pack_for_cpu.default: _packed(
+        _aten._convert_weight_to_int4pack_for_cpu.default, 1, False
+    ),
+    _aten._weight_int4pack_mm_for_cpu.default: _packed(
+        _aten._convert_weight_to_int4pack_for_cpu.default, 1, True
+    ),
+    _aten._weight_int8pack_mm.default: _floats(
+        lambda t: [t(4, 8), tensor((6, 8), torch.int8), t(6)]
+    ),
+    _aten._scaled_mm.default: _scaled(False),
+    _aten._scaled_mm_v2.default: _scaled(True),
+    _aten._fake_quantize_learnable_per_channel_affine.default: _floats(
+        lambda t: [t(3, 4), t(3), t(3), 0, *_QUANTIZED]
+    ),
+    _aten._fake_quantize_learnable_per_channel_affine_backward.default: _floats(
+        lambda t: [t(3, 4), t(3, 4), t(3), t(3), 0, *_QUANTIZED]
+    ),
+    _aten._fake_quantize_learnable_per_tensor_affine.default: _floats(
+        lambda t: [t(3, 4), t(1), t(1), *_QUANTIZED]
+    ),
+    _aten._fake_quantize_learnable_per_tensor_affine_backward.default: _floats(
+        lambda t: [t(3, 4), t(3, 4), t(1), t(1), *_QUANTIZED]
+    ),
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _floats(
+        lambda t: [
+            t(3, 4),
+            torch.ones(1),
+            torch.zeros(1, dtype=torch.int32),
+            _long([1]),
+            *_QUANTIZED,
+        ]
+    ),
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _floats(
+        lambda t: [t(3, 4), torch.ones(3), torch.zeros(3, dtype=torch.int32), 0, *_QUANTIZED]
+    ),
+    _aten._jagged_to_padded_dense_forward.default: _floats(lambda t: [t(5, 4), _ROWS, [3]]),
+    _aten._padded_dense_to_jagged_forward.default: _floats(lambda t: [t(2, 3, 4), _ROWS, 5]),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _floats(
+        lambda t: [t(2, 2, 4, 8)] * 3
+    ),
+    _aten.convolution_backward_overrideable.default: _floats(
+        lambda t: [t(2, 5, 4, 4), t(2, 3, 6, 6), t(5, 3, 3, 3), *_CONV, [True] * 3]
+    ),
+    _aten.repeat_interleave.Tensor: lambda d: (
+        ((_long([1, 2, 0]),), {"output_size": 3}) if d is torch.int64 else None
+    ),
     _aten._batch_norm_no_update.default: _floats(
         lambda t: [t(2, 3, 4), t(3), t(3), t(3), t(3), 0.1, 1e-5]
     ),

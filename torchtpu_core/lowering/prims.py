@@ -8,7 +8,7 @@ from __future__ import annotations
 from torchtpu_core.lowering import pointwise, pointwise_special  # noqa: F401  (registers what is aliased here)
 from torchtpu_core.lowering.promotion import DEFAULT, FLOAT
 from torchtpu_core.lowering.registry import canonical, lowering, rules
-from torchtpu_core.stablehlo import Builder
+from torchtpu_core.stablehlo import Builder, Value
 
 _SAME_NAME = """
     abs acos acosh asin asinh atan atanh atan2 bitwise_not ceil conj_physical cos cosh digamma
@@ -44,9 +44,17 @@ for _prim, _aten in _ATEN.items():
         f"prims::{_prim}", promote=_rule.promote, operands=_rule.operands, upcast=_rule.upcast
     )(_rule.fn)
 
+
+def _div(b: Builder, x: Value, y: Value) -> Value:
+    # Of booleans the rule of PyTorch's meta kernel is another boolean, its kernels divide floats.
+    if x.dtype == "i1":
+        return b.divide(x.to("f32"), y.to("f32")).ne(0.0)
+    return b.divide(x, y)
+
+
 # One operand may be a number.
 lowering("prims::add", promote=DEFAULT)(Builder.add)
 lowering("prims::sub", promote=DEFAULT)(Builder.subtract)
-lowering("prims::div", promote=DEFAULT)(Builder.divide)
+lowering("prims::div", promote=DEFAULT)(_div)
 lowering("prims::where")(lambda b, pred, x, y: b.select(pred, x, y))
 lowering("prims::cbrt", promote=FLOAT)(lambda b, x: b.unary("cbrt", x))
