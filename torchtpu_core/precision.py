@@ -79,6 +79,12 @@ def _index(mode: str) -> int:
     return MODES.index(mode)
 
 
+def open_regions() -> list[str]:
+    """The modes of the eager regions that are open, in the order in which they were entered."""
+    with _lock:
+        return [r.mode for r in _regions]
+
+
 class _Region:
     """An eager region; may be entered again while it is open."""
 

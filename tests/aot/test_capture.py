@@ -4,11 +4,14 @@ plugin, compared with eager CPU.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from tests.lowering import harness
 from torchtpu_core import aot
@@ -184,3 +187,117 @@ def test_precision_of_products(precision: str) -> None:
     x = torch.empty(4, 4, device="meta")
     text = aot.lowered(lambda x: x @ x, (x,), precision=precision).stablehlo
     assert f"#stablehlo<precision {precision.upper()}>" in text
+
+
+# ---- regions of torch.tpu.precision --------------------------------------------------------------
+
+
+def products(target: Any, *args: torch.Tensor, **options: Any) -> list[str]:
+    """The precisions of a program's products, in order."""
+    text = aot.lowered(target, args, **options).stablehlo
+    return re.findall(r"precision_config = \[#stablehlo<precision (\w+)>", text)
+
+
+@torch.tpu.precision("high")
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.tpu.precision("high"):
+            x = self.linear(x)
+        return x @ x
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    x = decorated(x @ x)
+    with torch.tpu.precision("default"):
+        x = x @ x
+        with torch.tpu.precision("high"):
+            x = x @ x
+        x.copy_(x @ x)
+    return x @ x
+
+
+NESTED = ["HIGHEST", "HIGH", "DEFAULT", "HIGH", "DEFAULT", "HIGHEST"]
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, torch.compile])
+def test_regions_cover_the_products_inside_them(wrap: Callable[..., Any]) -> None:
+    x = torch.empty(4, 4, device="meta")
+    assert products(wrap(nested), x) == NESTED
+    assert products(wrap(Mixed().to("meta")), x) == ["HIGH", "HIGHEST"]
+
+
+def test_regions_of_exported_programs() -> None:
+    assert products(torch.export.export(Mixed(), (torch.ones(4, 4),))) == ["HIGH", "HIGHEST"]
+
+
+def test_precision_is_that_of_products_outside_of_regions() -> None:
+    x = torch.empty(4, 4, device="meta")
+    want = ["DEFAULT" if p == "HIGHEST" else p for p in NESTED]
+    assert products(nested, x, precision="default") == want
+    with torch.tpu.precision("default"):  # around the call: the same
+        assert products(nested, x) == want
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_regions_cover_gradients(again: bool) -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        with torch.tpu.precision("high"):
+            return (x.sin() @ x).sin()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        y = checkpoint(inner, x, use_reentrant=False) if again else inner(x)
+        (y.cos() @ x).sum().backward()
+        return x.grad
+
+    gradients = ["HIGHEST"] * 2 + ["HIGH"] * (3 if again else 2)
+    assert products(step, torch.empty(4, 4, device="meta")) == ["HIGH", "HIGHEST", *gradients]
+
+
+def test_regions_around_a_backward_pass() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        loss = (x @ x).sum()
+        with torch.tpu.precision("high"):
+            (grad,) = torch.autograd.grad(loss, x)
+        return grad @ grad
+
+    x = torch.empty(4, 4, device="meta")
+    assert products(step, x) == ["HIGHEST", "HIGH", "HIGH", "HIGHEST"]
+
+
+def test_python_in_a_backward_pass_has_its_lines() -> None:
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * grad.tan()
+
+    class Cubed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Cube.apply(x).sinh()
+
+    model = torch.nn.Sequential(Cubed(), torch.nn.Tanh())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        return x.grad
+
+    text = aot.lowered(step, (torch.empty(4, device="meta"),)).stablehlo
+    line = Cube.backward.__code__.co_firstlineno + 3
+    assert f'backward/tan"("{__file__}":{line}:' in text
+    assert f'loc("0/recomputed/sinh"("{__file__}":' in text

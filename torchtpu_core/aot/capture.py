@@ -59,6 +59,7 @@ def capture(
     """
     if isinstance(target, torch.export.ExportedProgram):
         return _exported(target)
+    target = getattr(target, "_orig_mod", target)  # of a module that torch.compile was given
     kwargs = dict(kwargs or {})
     modules = _modules(target, args, kwargs)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -84,6 +85,8 @@ def capture(
         with contextlib.ExitStack() as stack:
             stack.enter_context(_weights(modules, tensors[:n_weights]))
             stack.enter_context(locate.recording(modules))
+            # What torch.compile was given runs as it is: the whole becomes one program anyway.
+            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
             out = target(*call_args, **call_kwargs)
         return [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
 

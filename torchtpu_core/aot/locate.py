@@ -1,8 +1,9 @@
-"""Where the ops of a traced function come from: the user's line and the module that was running,
-also for those of the backward pass, which belong to the forward op whose gradient they compute.
+"""Where the ops of a traced function come from: the user's line, the module that was running and
+the region of torch.tpu.precision that was open, also for those of the backward pass, which belong
+to the forward op whose gradient they compute.
 
 Python is asked at each torch function (a TorchFunctionMode); modules say when they run (hooks);
-each autograd node remembers both and restores them when it runs.
+each autograd node remembers all three and restores them when it runs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -20,6 +22,8 @@ from torch.fx import traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torchtpu_core import precision
+
 #: files whose frames are no user's
 _INTERNAL = (
     str(Path(torch.__file__).parent),
@@ -28,6 +32,8 @@ _INTERNAL = (
 )
 
 _MODULE = "nn_module_stack"
+#: torch functions that run autograd nodes, whose Python code may call further torch functions
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 def preserving() -> Any:
@@ -49,7 +55,7 @@ def recording(modules: dict[str, torch.nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        _put(None, "")
+        _put(_Place())
 
 
 def _follow(module: torch.nn.Module, name: str, stack: list[str]) -> list[Any]:
@@ -65,55 +71,107 @@ def _follow(module: torch.nn.Module, name: str, stack: list[str]) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True)
+class _Place:
+    """line: as a traceback shows it; module: "" outside of any; role: what the module was doing, if
+    not its forward pass; region: of torch.tpu.precision, a mode.
+    """
+
+    line: str | None = None
+    module: str = ""
+    role: str = ""
+    region: str | None = None
+
+
 class _Recorder(TorchFunctionMode):
     def __init__(self, stack: list[str]):
         super().__init__()
         self.stack = stack
         self.nodes: dict[int, Any] = {}  # by id; kept alive, so that ids stay theirs
+        self.place = _Place()
+        #: how many modules and regions were open where what runs now began
+        self.outer = 0, len(precision.open_regions())
+        #: in a backward pass: the place of the torch function that runs it
+        self.caller: _Place | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **(kwargs or {}))
-        where, name = _user_line(), self.stack[-1] if self.stack else ""
-        before = traceback.current_meta.get("stack_trace"), _module_of(traceback.current_meta)
-        _put(where, name)
+        before = self.place
+        here = self._here()
+        self._go(here)
         try:
-            out = func(*args, **(kwargs or {}))
+            with self._backward(here) if func in _BACKWARD else contextlib.nullcontext():
+                out = func(*args, **(kwargs or {}))
         finally:
-            _put(*before)
+            self._go(before)
         for t in pytree.tree_leaves(out):
             if isinstance(t, torch.Tensor) and t.grad_fn is not None:
-                self._mark(t.grad_fn, where, name)
+                self._mark(t.grad_fn, here)
         return out
 
-    def _mark(self, node: Any, where: str | None, name: str) -> None:
+    def _here(self) -> _Place:
+        """The place of the torch function that is called."""
+        now, (modules, regions) = self.place, self.outer
+        module, role = now.module, now.role
+        if len(self.stack) > modules:
+            module, role = self.stack[-1], "recomputed" if self.caller else ""
+        opened = precision.open_regions()[regions:]
+        return _Place(_user_line(), module, role, opened[-1] if opened else now.region)
+
+    def _go(self, place: _Place) -> None:
+        self.place = place
+        _put(place)
+
+    @contextlib.contextmanager
+    def _backward(self, caller: _Place) -> Iterator[None]:
+        """While a torch function runs autograd nodes."""
+        before = self.outer, self.caller
+        self.outer = len(self.stack), len(precision.open_regions())
+        self.caller = caller
+        try:
+            yield
+        finally:
+            self.outer, self.caller = before
+
+    def _mark(self, node: Any, place: _Place) -> None:
         """Makes the gradients of all that this function recorded name its place."""
+
+        def arrive(_: Any) -> None:
+            region = place.region or (self.caller.region if self.caller else None)
+            self._go(_Place(place.line, place.module, "backward", region))
+            # Python code in the node (a checkpointed block, the backward of a Function) is followed
+            # as well. The engine gives each node the modes that it was itself started with, without
+            # this one, which the torch function suspends: so it is entered, and left, once a node.
+            self.__enter__()
+
         todo = [node]
         while todo:
             node = todo.pop()
             if node is None or id(node) in self.nodes:
                 continue
             self.nodes[id(node)] = node
-            node.register_prehook(lambda _: _put(where, name, backward=True))
+            node.register_prehook(arrive)
             todo += [n for n, _ in node.next_functions]
 
 
-def _put(where: str | None, name: str, backward: bool = False) -> None:
+def _put(place: _Place) -> None:
+    """Makes `place` that of the nodes that are traced from now on."""
     meta = traceback.current_meta
-    if where is None:
-        meta.pop("stack_trace", None)
-    else:
-        meta["stack_trace"] = where
-    shown = f"{name}/backward".lstrip("/") if backward else name
-    if shown:
-        meta[_MODULE] = {shown: (shown, "")}
-    else:
-        meta.pop(_MODULE, None)
-
-
-def _module_of(meta: dict[str, Any]) -> str:
-    stack = meta.get(_MODULE)
-    return next(reversed(stack)) if stack else ""
+    shown = f"{place.module}/{place.role}".strip("/")
+    region = dict(meta.get("custom") or {})
+    region.pop(precision.MARK, None)
+    if place.region is not None:
+        region[precision.MARK] = place.region
+    for key, value in (
+        ("stack_trace", place.line),
+        (_MODULE, {shown: (shown, "")} if shown else None),
+        ("custom", region or None),
+    ):
+        if value is None:
+            meta.pop(key, None)
+        else:
+            meta[key] = value
 
 
 def _user_line() -> str | None:

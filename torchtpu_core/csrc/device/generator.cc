@@ -1,5 +1,6 @@
 #include "generator.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/Utils.h>
 
@@ -65,8 +66,9 @@ void GeneratorImpl::set_state(const c10::TensorImpl& state) {
 }
 
 c10::intrusive_ptr<c10::TensorImpl> GeneratorImpl::get_state() const {
-  at::Tensor state =
-      at::empty({kStateBytes}, at::TensorOptions().dtype(at::kByte).device(at::kCPU));
+  // Not dispatched: while a function is traced the state is a tensor like any other time.
+  at::Tensor state = at::detail::empty_cpu(
+      {kStateBytes}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
   auto* bytes = state.mutable_data_ptr<uint8_t>();
   std::memcpy(bytes, &seed_, kSeedBytes);
   std::memcpy(bytes + kSeedBytes, &offset_, sizeof(offset_));
