@@ -290,9 +290,11 @@ def _show(c: Any) -> None:
         table.add_row(name, value)
     _print(table)
     if c.collectives:
-        table = _table("collective", "devices", "times", "sent", "line")
+        table = _table("collective", "devices", "times", "sent", "op or input", "line")
+        for (kind, group), (n, _, sent) in c.traffic.items():
+            table.add_row(kind, str(group), str(n), _gib(sent), "all", "")
         for x in c.collectives[:8]:
-            table.add_row(x.kind, str(x.group), str(x.count), _gib(x.sent), x.source)
+            table.add_row(x.kind, str(x.group), str(x.count), _gib(x.sent), x.name, x.source)
         _print(table)
     table = _table("share", "op", "line", "HBM")
     for op in c.top_ops[:12]:

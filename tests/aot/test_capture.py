@@ -164,6 +164,13 @@ def test_locations_name_lines_and_modules_also_in_backward() -> None:
     assert f'mlp.0/backward/mm"("{__file__}":' in text
 
 
+def test_exported_programs_name_lines_modules_and_inputs() -> None:
+    text = aot.lowered(torch.export.export(Block(), (torch.randn(4, 16),))).stablehlo
+    line = Block.forward.__code__.co_firstlineno + 1
+    assert f'loc("mlp.0/linear"("{__file__}":{line}:' in text
+    assert 'loc("mlp.0.weight")' in text and 'loc("x")' in text
+
+
 def test_eager_programs_have_no_locations() -> None:
     text, *_ = harness.build(torch.ops.aten.tanh.default, (torch.ones(3),), {})
     assert "loc(" not in text

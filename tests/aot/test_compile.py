@@ -71,6 +71,7 @@ def test_memory(compiled: aot.Compiled) -> None:
     assert m.arguments == 2 * (M * K + K * N) and m.outputs >= 2 * M * N
     assert m.fits and 15 << 30 < m.available < 16 << 30
     assert m.generated_code > 0 and m.peak >= m.arguments
+    assert m.needed == m.arguments + m.outputs + m.temporaries + m.generated_code
     names = {b.name: b.size for b in compiled.analysis.buffers}
     assert names["0.weight"] == 2 * K * N and names["arg0"] == 2 * M * K
 
@@ -100,6 +101,9 @@ def test_mesh_gathers_split_weights() -> None:
     (gather,) = compiled.collectives
     assert (gather.kind, gather.group, gather.count) == ("all-gather", 4, 1)
     assert gather.bytes == 2 * K * N and gather.sent == gather.bytes * 3 // 4
+    assert gather.name == "weight" and compiled.traffic == {
+        ("all-gather", 4): (1, gather.bytes, gather.sent)
+    }
     assert 2 * M * K * N / 4 <= compiled.flops <= 2.2 * M * K * N / 4
     assert compiled.roofline.network == pytest.approx(gather.sent / 200e9)
 

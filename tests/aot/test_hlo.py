@@ -94,6 +94,28 @@ def test_collectives(analysis: result.Analysis) -> None:
     assert gather == result.Collective("all-gather", 8, 1, whole, whole * 7 // 8, "")
 
 
+_SCATTER = """HloModule m, is_scheduled=true, num_partitions=4
+
+%all-reduce-scatter (input: f32[16,4]) -> f32[4,4] {
+  %input = f32[16,4]{1,0:T(8,128)} parameter(0)
+  %ar = f32[16,4]{1,0:T(8,128)} all-reduce(%input), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%sum
+  %id = u32[] partition-id()
+  ROOT %slice = f32[4,4]{1,0:T(8,128)} dynamic-slice(%ar, %id, %id), dynamic_slice_sizes={4,4}
+}
+
+ENTRY %main (a: f32[16,4]) -> f32[4,4] {
+  %a = f32[16,4]{1,0:T(8,128)} parameter(0)
+  ROOT %f = f32[4,4]{1,0:T(8,128)} fusion(%a), kind=kCustom, calls=%all-reduce-scatter, metadata={op_name="backward/mm"}
+}
+"""  # noqa: E501
+
+
+def test_a_fusion_of_all_reduce_and_slice_is_a_reduce_scatter() -> None:
+    (c,) = result.analyse(_SCATTER, "", "", 4, ["a"]).collectives
+    size = 4 * 4 * 4
+    assert c == result.Collective("reduce-scatter", 4, 1, size, 3 * size, "", "backward/mm")
+
+
 def test_buffers_and_timeline(analysis: result.Analysis) -> None:
     sizes = [(b.name, b.size, b.kind) for b in analysis.buffers]
     assert sizes[0] == ("input", 256, "parameter") and len(sizes) == 3

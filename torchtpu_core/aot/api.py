@@ -151,6 +151,7 @@ def compile_program(
         options = dict(program.options)
         if report:
             options["overrides"] = {
+                **options.get("overrides", {}),
                 "xla_dump_to": str(folder / "dump"),
                 "xla_dump_hlo_as_text": True,
             }
@@ -240,10 +241,11 @@ def _failure(
     buffers = list(result.largest(module, values, [x.name for x in program.inputs], 10))
     lines = [f"{program.name} does not fit a device of {topology.name}"]
     if needed is not None:
-        over = needed - available
+        over = needed - available  # of numbers with two decimals
+        much = f"{gib(over)} too much" if over > 0 else "a few MiB too much"
         lines[0] += (
             f": it needs {gib(needed)} of temporaries and arguments where {gib(available)} are "
-            f"there, {gib(over)} too much"
+            f"there, {much}"
         )
     if buffers:
         lines.append("largest buffers:")

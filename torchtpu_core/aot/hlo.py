@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchtpu_core.stablehlo.types import ITEMSIZE
 
@@ -97,6 +97,32 @@ class Instruction:
         return int(found[1]) if found else 1
 
 
+@dataclass(frozen=True)
+class Collective:
+    """A collective: its kind, the instruction, bytes of its result, the name ("module/op", or an
+    input's) and "file:line" of what it is for, "" where nothing says them.
+    """
+
+    kind: str
+    instruction: Instruction
+    bytes: int
+    name: str
+    source: str
+
+
+def _scattered(c: Collective, body: list[Instruction]) -> Collective:
+    """libtpu's reduce-scatter is a fusion of an all-reduce, of which each device takes a slice."""
+    root = next((i for i in body if i.root), None)
+    if (
+        c.kind == "all-reduce"
+        and root is not None
+        and root.opcode == "dynamic-slice"
+        and root.operands[:1] == [c.instruction.name]
+    ):
+        return replace(c, kind="reduce-scatter", bytes=shape_bytes(root.shape))
+    return c
+
+
 @dataclass
 class HloModule:
     """Computations by name, each a list of instructions in schedule order."""
@@ -127,13 +153,20 @@ class HloModule:
             else:
                 yield i, name, times
 
-    def inside(self, i: Instruction) -> Iterator[Instruction]:
-        """An instruction and all that it calls."""
-        yield i
-        if i.opcode in ("fusion", "async-start") or i.opcode.endswith("-start"):
+    def collectives(self, i: Instruction) -> Iterator[Collective]:
+        """The collectives in an instruction: itself, or those in what it calls."""
+        kind = next((k for k in COLLECTIVES if i.opcode in (k, k + "-start")), None)
+        if kind is not None:
+            yield Collective(kind, i, _result_bytes(i), i.op_name, self.source(i))
+        elif i.opcode == "fusion" or i.opcode.endswith("-start"):
             for called in i.called:
-                for inner in self.computations.get(called, ()):
-                    yield from self.inside(inner)
+                body = self.computations.get(called, [])
+                for inner in body:
+                    for c in self.collectives(inner):
+                        c = _scattered(c, body) if i.opcode == "fusion" else c
+                        yield replace(
+                            c, name=c.name or i.op_name, source=c.source or self.source(i)
+                        )
 
 
 def parse(text: str) -> HloModule:
@@ -209,6 +242,14 @@ def shape_bytes(shape: str, hbm_only: bool = False) -> int:
         sizes = [int(d.removeprefix("<=")) for d in dims.split(",") if d]
         total += math.prod(sizes) * _BYTES[dtype]
     return int(total)
+
+
+def _result_bytes(i: Instruction) -> int:
+    """Bytes of a collective's result; a start op's shape is (operands, results, ...)."""
+    if not i.opcode.endswith("-start"):
+        return shape_bytes(i.shape)
+    parts = tuple_parts(i.shape)
+    return shape_bytes(parts[1] if len(parts) > 1 else i.shape)
 
 
 def tuple_parts(shape: str) -> list[str]:

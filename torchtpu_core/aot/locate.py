@@ -193,6 +193,11 @@ def user_line(error: BaseException) -> str:
     return f'  File "{found[-1].filename}", line {found[-1].lineno}' if found else ""
 
 
+def named(name: str) -> str:
+    """A name as an MLIR location."""
+    return f'"{_quoted(name)}"'
+
+
 def location(node: torch.fx.Node) -> str:
     """A node's place as an MLIR location: "module/op" at the user's file and line."""
     op = getattr(node.target, "_opname", None) or str(node.name)
@@ -201,17 +206,21 @@ def location(node: torch.fx.Node) -> str:
     if stack:
         last = next(reversed(stack.values()))
         module = (last[0] if isinstance(last, tuple) else str(last)).removeprefix("L['self'].")
-    name = _quoted(f"{module}/{op}" if module else op)
+    name = named(f"{module}/{op}" if module else op)
     file, line = _file_line(node.meta.get("stack_trace"))
-    return f'"{name}"("{_quoted(file)}":{line}:0)' if file else f'"{name}"'
+    return f"{name}({named(file)}:{line}:0)" if file else name
 
 
 def _file_line(trace: str | None) -> tuple[str, int]:
-    lines = [x for x in (trace or "").splitlines() if x.lstrip().startswith('File "')]
-    if not lines:
-        return "", 0
-    file, _, rest = lines[-1].lstrip()[len('File "') :].partition('", line ')
-    return file, int(rest.split(",")[0])
+    """The innermost line of a user's, or without one of PyTorch's, in a traceback."""
+    found = ("", 0)
+    for line in (trace or "").splitlines():
+        if not line.lstrip().startswith('File "'):
+            continue
+        file, _, rest = line.lstrip()[len('File "') :].partition('", line ')
+        if not found[0] or not file.startswith(_INTERNAL):
+            found = file, int(rest.split(",")[0])
+    return found
 
 
 def _quoted(text: str) -> str:

@@ -57,6 +57,7 @@ def lower(
 
     def annotate(module: Module, b: Builder, plan: program.Plan) -> None:
         used.extend(_input(every, key) for key in plan.inputs)
+        b.arg_locations.update((i, locate.named(x.name)) for i, x in enumerate(used))
         if mesh is not None:
             _shard(module, b, plan, used, mesh, shardings)
 

@@ -238,11 +238,21 @@ def _ops(c: Compiled, n: int = 30) -> str:
 def _collectives(c: Compiled) -> str:
     if not c.collectives:
         return '<p class="muted">none</p>'
-    rows = [
-        [_e(x.kind), str(x.group), str(x.count), gib(x.bytes), gib(x.sent), _code(x.source)]
-        for x in c.collectives[:30]
+    totals = [
+        [_e(kind), str(group), str(n), gib(size), gib(sent)]
+        for (kind, group), (n, size, sent) in c.traffic.items()
     ]
-    return _table(["kind", "devices", "times", "results", "sent", "line"], rows, [1, 2, 3, 4])
+    rows = [
+        [_e(x.kind), str(x.group), str(x.count), gib(x.bytes), gib(x.sent), _code(x.name),
+         _code(x.source)]
+        for x in c.collectives[:30]
+    ]  # fmt: skip
+    head = ["kind", "devices", "times", "results", "sent"]
+    return (
+        _table(head, totals, [1, 2, 3, 4])
+        + "<h2>Largest collectives</h2>"
+        + _table([*head, "op or input", "line"], rows, [1, 2, 3, 4])
+    )
 
 
 def _inputs(c: Compiled) -> str:

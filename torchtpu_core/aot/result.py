@@ -37,7 +37,8 @@ class Topology:
 @dataclass(frozen=True)
 class Memory:
     """Bytes of HBM. aliased: outputs that are in the place of donated arguments; peak: the most in
-    use at one time, arguments included; available: what a program may use.
+    use at one time, arguments included, as libtpu counts it: with what is in VMEM; available: what
+    a program may use.
     """
 
     arguments: int
@@ -50,9 +51,11 @@ class Memory:
 
     @property
     def needed(self) -> int:
-        """Bytes that must be there for the program to run."""
+        """Bytes that must be there for the program to run: libtpu lays all temporaries out in one
+        block of that size.
+        """
         parts = self.arguments + self.outputs - self.aliased + self.temporaries
-        return max(self.peak, parts + self.generated_code)
+        return parts + self.generated_code
 
     @property
     def fits(self) -> bool:
@@ -89,7 +92,8 @@ class Op:
 class Collective:
     """A kind of collective over groups of one size: how often it runs, bytes of its results on a
     device, and bytes that each device sends (ring algorithms: all-gather and reduce-scatter send
-    (n-1)/n of the whole, all-reduce twice that).
+    (n-1)/n of the whole, all-reduce twice that). source: "file:line"; name: of the op, or of the
+    input that is gathered.
     """
 
     kind: str
@@ -98,6 +102,7 @@ class Collective:
     bytes: int
     sent: int
     source: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -182,8 +187,17 @@ class Compiled:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """By kind and line, those that send most first."""
+        """By kind, op and line, those that send most first."""
         return self.analysis.collectives
+
+    @property
+    def traffic(self) -> dict[tuple[str, int], tuple[int, int, int]]:
+        """Collectives by (kind, group): (count, bytes, sent), those that send most first."""
+        found: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for c in self.collectives:
+            n, size, sent = found.get((c.kind, c.group), (0, 0, 0))
+            found[c.kind, c.group] = n + c.count, size + c.bytes, sent + c.sent
+        return dict(sorted(found.items(), key=lambda kv: -kv[1][2]))
 
     @property
     def top_ops(self) -> tuple[Op, ...]:
@@ -253,7 +267,7 @@ def analyse(
     """
     module = hlo.parse(text)
     ops: dict[tuple[str, str], list[Any]] = {}
-    collectives: dict[tuple[str, int, str], list[int]] = {}
+    collectives: dict[tuple[str, int, str, str], list[int]] = {}
     channels: set[str] = set()
     shapes = {name: {i.name: i.shape for i in body} for name, body in module.computations.items()}
     cycles = instructions = fusions = 0
@@ -271,12 +285,11 @@ def analyse(
         entry[1] += i.cycles * times
         entry[2] += moved * times
         entry[3].add(i.opcode)
-        for inner in module.inside(i):
-            kind = next((k for k in hlo.COLLECTIVES if inner.opcode in (k, k + "-start")), None)
-            if kind is None or (mark := f"{kind} {hlo.channel(inner)}") in channels:
-                continue
-            channels.add(mark)
-            _count(collectives, inner, kind, times, module.source(inner), devices)
+        for c in module.collectives(i):
+            mark = f"{c.kind} {hlo.channel(c.instruction)}"
+            if mark not in channels:
+                channels.add(mark)
+                _count(collectives, c, times, devices)
     values = hlo.buffers(assignment)
     return Analysis(
         cycles,
@@ -290,7 +303,7 @@ def analyse(
         ),
         tuple(
             sorted(
-                (Collective(k, g, c[0], c[1], c[2], s) for (k, g, s), c in collectives.items()),
+                (Collective(k, g, *c, s, n) for (k, g, s, n), c in collectives.items()),
                 key=lambda c: -c.sent,
             )
         ),
@@ -300,31 +313,20 @@ def analyse(
 
 
 def _count(
-    into: dict[tuple[str, int, str], list[int]],
-    i: hlo.Instruction,
-    kind: str,
+    into: dict[tuple[str, int, str, str], list[int]],
+    c: hlo.Collective,
     times: int,
-    source: str,
     devices: int,
 ) -> None:
-    n = hlo.group_size(i, devices)
-    size = _result_bytes(i)
-    whole = size * n if kind == "reduce-scatter" else size
-    if kind == "collective-permute":
-        sent = size
+    n = hlo.group_size(c.instruction, devices)
+    whole = c.bytes * n if c.kind == "reduce-scatter" else c.bytes
+    if c.kind == "collective-permute":
+        sent = c.bytes
     else:
-        sent = whole * (n - 1) // n * (2 if kind == "all-reduce" else 1)
-    entry = into.setdefault((kind, n, source), [0, 0, 0])
-    for at, value in enumerate((1, size, sent)):
+        sent = whole * (n - 1) // n * (2 if c.kind == "all-reduce" else 1)
+    entry = into.setdefault((c.kind, n, c.source, c.name), [0, 0, 0])
+    for at, value in enumerate((1, c.bytes, sent)):
         entry[at] += value * times
-
-
-def _result_bytes(i: hlo.Instruction) -> int:
-    """Bytes of a collective's result; a start op's shape is (operands, results, ...)."""
-    if not i.opcode.endswith("-start"):
-        return hlo.shape_bytes(i.shape)
-    parts = hlo.tuple_parts(i.shape)
-    return hlo.shape_bytes(parts[1] if len(parts) > 1 else i.shape)
 
 
 def largest(

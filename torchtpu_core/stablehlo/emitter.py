@@ -30,6 +30,7 @@ class Emitter:
         self._scopes: list[dict[Any, Value]] = [{}]  # constants by block, innermost last
         self._n = 0
         self.arg_attrs: list[str] = ["" for _ in arg_types]
+        self.arg_locations: dict[int, str] = {}
         self.result_attrs: dict[int, str] = {}
         self.args = [Value(self, f"%arg{i}", t.dtype, t.shape) for i, t in enumerate(arg_types)]
 
@@ -46,8 +47,10 @@ class Emitter:
         """Returns `results` and adds the function to its module."""
         self._return("func.return", results)
         args = ", ".join(
-            f"{a.name}: {a.type}" + (f" {{{t}}}" if t else "")
-            for a, t in zip(self.args, self.arg_attrs)
+            f"{a.name}: {a.type}"
+            + (f" {{{t}}}" if t else "")
+            + (f" loc({self.arg_locations[i]})" if i in self.arg_locations else "")
+            for i, (a, t) in enumerate(zip(self.args, self.arg_attrs))
         )
         head = f"  func.func {'public' if self.public else 'private'} @{self.name}({args})"
         outs = ", ".join(
