@@ -80,6 +80,72 @@ def test_cycles_count_loops_by_their_trips(analysis: result.Analysis) -> None:
     assert analysis.cycles == 100 + 5 * 10
 
 
+_COUNTED = """
+%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %t = (s32[]{:T(128)}, f32[4]{0}) parameter(0)
+  %two = s32[] constant(2)
+  %i = s32[] copy(%t#0)
+  %next = s32[] add(%i, %two)
+  %x = f32[4]{0} collective-permute(%t#1), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  ROOT %r = (s32[]{:T(128)}, f32[4]{0}) tuple(%next, %x)
+}
+
+%cond (t.1: (s32[], f32[4])) -> pred[] {
+  %t.1 = (s32[]{:T(128)}, f32[4]{0}) parameter(0)
+  %limit = s32[] constant(7)
+  ROOT %c = pred[] compare(%t.1#0, %limit), direction=LT
+}
+
+ENTRY %main (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %copy = s32[] copy(%zero)
+  %init = (s32[]{:T(128)}, f32[4]{0}) tuple(%copy, %a)
+  %loop = (s32[]{:T(128)}, f32[4]{0}) while(%init), condition=%cond, body=%body
+  ROOT %out = f32[4]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "trips"),
+    [
+        ("", "", 4),  # 0, 2, 4, 6
+        ("constant(7)", "constant(8)", 4),
+        ("constant(2)", "constant(1)", 7),
+        ("constant(0)", "constant(5)", 1),
+        ("direction=LT", "direction=NE", 1),  # not known
+    ],
+)
+def test_trips_of_counters_that_the_compiler_has_not_noted(
+    was: str, becomes: str, trips: int
+) -> None:
+    (c,) = result.analyse(_COUNTED.replace(was, becomes), "", "", 2, ["a"]).collectives
+    assert c == result.Collective("collective-permute", 2, trips, 16 * trips, 16 * trips, "", "")
+
+
+def test_collectives_on_another_core() -> None:
+    text = """
+%called (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} all-reduce(%p), channel_id=1, replica_groups={{0,1}}, to_apply=%sum
+}, execution_thread="sparsecore"
+
+%async (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %c = f32[8]{0} custom-call(%q), custom_call_target="x", called_computations={%called}
+}, execution_thread="sparsecore"
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %s = ((f32[8]{0}), f32[8]{0}) async-start(%a), async_execution_thread="sparsecore", calls=%async, metadata={op_name="w"}
+  ROOT %d = f32[8]{0} async-done(%s)
+}
+"""  # noqa: E501
+    (c,) = result.analyse(text, "", "", 2, ["a"]).collectives
+    assert c == result.Collective("all-reduce", 2, 1, 32, 32, "", "w")
+
+
 def test_ops_have_names_lines_and_bytes_of_hbm(analysis: result.Analysis) -> None:
     top = analysis.ops[0]
     assert (top.name, top.source, top.cycles) == ("layer/mm", "model.py:7", 100)

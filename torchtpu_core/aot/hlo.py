@@ -29,7 +29,8 @@ _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"([a-z][a-z0-9-]*)\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+_ROLES = re.compile(r"\b(condition|body)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
@@ -74,13 +75,19 @@ class Instruction:
     @property
     def operands(self) -> list[str]:
         """The names of its operands."""
+        return [name for name, _ in self.values]
+
+    @property
+    def values(self) -> list[tuple[str, int | None]]:
+        """Its operands: (name, index within its tuple, None for the whole)."""
         depth, end = 0, len(self.rest)
         for i, c in enumerate(self.rest):
             depth += (c == "(") - (c == ")")
             if depth == 0:
                 end = i
                 break
-        return re.findall(r"%([\w.\-]+)", self.rest[:end])
+        found = re.findall(r"%([\w.\-]+)(?:#(\d+))?", self.rest[:end])
+        return [(name, int(index) if index else None) for name, index in found]
 
     @property
     def called(self) -> list[str]:
@@ -91,10 +98,10 @@ class Instruction:
         return names
 
     @property
-    def trips(self) -> int:
-        """How often a loop's body runs, as far as the compiler knows; else 1."""
-        found = _TRIPS.search(self.rest)
-        return int(found[1]) if found else 1
+    def number(self) -> int | None:
+        """The value of a constant that is an integer."""
+        found = re.match(r"\((-?\d+)\)", self.rest) if self.opcode == "constant" else None
+        return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -148,17 +155,85 @@ class HloModule:
     def _walk(self, name: str, times: int) -> Iterator[tuple[Instruction, str, int]]:
         for i in self.computations.get(name, ()):
             if i.opcode in ("while", "conditional", "call"):
+                trips = self.trips(i, name) if i.opcode == "while" else 1
                 for called in i.called:
-                    yield from self._walk(called, times * i.trips)
+                    yield from self._walk(called, times * trips)
             else:
                 yield i, name, times
+
+    def trips(self, loop: Instruction, where: str) -> int:
+        """How often the body of a loop of the computation `where` runs: what the compiler has noted,
+        or, of a counter from one constant to below another by steps of a third, what follows; 1
+        where neither says.
+        """
+        noted = _TRIPS.search(loop.rest)
+        if noted:
+            return int(noted[1])
+        called = dict(_ROLES.findall(loop.rest))
+        test, body = called.get("condition", ""), called.get("body", "")
+        compare = self._root(test)
+        if compare is None or "direction=LT" not in compare.rest or len(compare.values) != 2:
+            return 1
+        counter, limit = compare.values
+        at = self._part(test, counter)
+        end = self._constant(test, limit)
+        step = self._constant(body, self._element(self._root(body), at), plus=at)
+        start = self._constant(where, self._element(self._named(where, loop.operands[0]), at))
+        if None in (at, end, step, start) or not step:
+            return 1
+        return max(0, -(-(end - start) // step))  # type: ignore[operator]
+
+    def _root(self, name: str) -> Instruction | None:
+        return next((i for i in self.computations.get(name, ()) if i.root), None)
+
+    def _named(self, where: str, name: str) -> Instruction | None:
+        return next((i for i in self.computations.get(where, ()) if i.name == name), None)
+
+    def _element(self, i: Instruction | None, at: int | None) -> tuple[str, int | None] | None:
+        fits = i is not None and i.opcode == "tuple" and at is not None and at < len(i.values)
+        return i.values[at] if fits else None  # type: ignore[union-attr,index]
+
+    def _part(self, where: str, value: tuple[str, int | None] | None) -> int | None:
+        """Which element of a computation's parameter a value is, through copies."""
+        while value is not None:
+            i = self._named(where, value[0])
+            if i is None:
+                return None
+            if i.opcode == "parameter":
+                return value[1]
+            if i.opcode == "get-tuple-element":
+                found = re.search(r"index=(\d+)", i.rest)
+                return int(found[1]) if found else None
+            value = i.values[0] if i.opcode == "copy" else None
+        return None
+
+    def _constant(
+        self, where: str, value: tuple[str, int | None] | None, plus: int | None = None
+    ) -> int | None:
+        """The integer that a value is, through copies; with `plus`, what it adds to that element of
+        the computation's parameter.
+        """
+        while value is not None:
+            i = self._named(where, value[0])
+            if i is None:
+                return None
+            if plus is not None and i.opcode == "add":
+                a, b = i.values
+                for one, other in ((a, b), (b, a)):
+                    if self._part(where, one) == plus:
+                        return self._constant(where, other)
+                return None
+            if i.number is not None and plus is None:
+                return i.number
+            value = i.values[0] if i.opcode == "copy" else None
+        return None
 
     def collectives(self, i: Instruction) -> Iterator[Collective]:
         """The collectives in an instruction: itself, or those in what it calls."""
         kind = next((k for k in COLLECTIVES if i.opcode in (k, k + "-start")), None)
         if kind is not None:
             yield Collective(kind, i, _result_bytes(i), i.op_name, self.source(i))
-        elif i.opcode == "fusion" or i.opcode.endswith("-start"):
+        elif i.opcode in ("fusion", "custom-call") or i.opcode.endswith("-start"):
             for called in i.called:
                 body = self.computations.get(called, [])
                 for inner in body:
