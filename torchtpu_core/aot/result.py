@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchtpu_core.aot import hlo
+from torchtpu_core.aot import cost, hlo
 from torchtpu_core.aot.chips import Chip, chip_of
 
 
@@ -132,11 +132,14 @@ class Analysis:
     """What is read off the optimized HLO.
 
     cycles: the compiler's estimates added up, loops by their trip counts (collectives and copies
-    that run beside the computation have none); timeline: (place in the schedule, bytes of
-    temporaries).
+    that run beside the computation have none); repeated_flops, repeated_bytes: of products and HBM
+    in the rounds of loops after the first, which libtpu's cost analysis does not count; timeline:
+    (place in the schedule, bytes of temporaries).
     """
 
     cycles: int = 0
+    repeated_flops: int = 0
+    repeated_bytes: int = 0
     instructions: int = 0
     fusions: int = 0
     ops: tuple[Op, ...] = ()
@@ -173,12 +176,12 @@ class Compiled:
     @property
     def flops(self) -> float:
         """Floating-point operations of one call on one device."""
-        return self.cost.get("flops", 0.0)
+        return self.cost.get("flops", 0.0) + self.analysis.repeated_flops
 
     @property
     def bytes_accessed(self) -> float:
         """Bytes that the program's instructions read and write."""
-        return self.cost.get("bytes accessed", 0.0)
+        return self.cost.get("bytes accessed", 0.0) + self.analysis.repeated_bytes
 
     @property
     def compiler_seconds(self) -> float:
@@ -270,16 +273,17 @@ def analyse(
     collectives: dict[tuple[str, int, str, str], list[int]] = {}
     channels: set[str] = set()
     shapes = {name: {i.name: i.shape for i in body} for name, body in module.computations.items()}
-    cycles = instructions = fusions = 0
+    cycles = instructions = fusions = repeated_flops = repeated_bytes = 0
     for i, where, times in module.walk():
         if i.opcode in ("parameter", "constant", "tuple", "get-tuple-element", "bitcast"):
             continue
         instructions += 1
         fusions += i.opcode == "fusion"
         cycles += i.cycles * times
-        moved = hlo.shape_bytes(i.shape, hbm_only=True) + sum(
-            hlo.shape_bytes(shapes[where].get(o, ""), hbm_only=True) for o in i.operands
-        )
+        moved = cost.moved(module, i, shapes[where])
+        if times > 1:
+            repeated_flops += (times - 1) * cost.flops(module, i, shapes[where])
+            repeated_bytes += (times - 1) * moved
         entry = ops.setdefault((i.op_name, module.source(i)), [0, 0, 0, set()])
         entry[0] += times
         entry[1] += i.cycles * times
@@ -293,6 +297,8 @@ def analyse(
     values = hlo.buffers(assignment)
     return Analysis(
         cycles,
+        repeated_flops,
+        repeated_bytes,
         instructions,
         fusions,
         tuple(
