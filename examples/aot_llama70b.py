@@ -46,10 +46,19 @@ def compile_step(layers: int, seq: int) -> aot.Compiled:
     recompute.checkpoint(model)
     step, weights = models.train_step(model)
     ids = torch.empty(CHIPS, seq, dtype=torch.int64, device="meta")
-    return aot.compile_for(
+    compiled = aot.compile_for(
         step, (weights, ids), topology=TOPOLOGY, mesh={"fsdp": CHIPS},
         shardings=aot.fsdp("fsdp", CHIPS), timeout=6 * 3600,
     )  # fmt: skip
+    f = Figures.of(compiled)
+    print(
+        f"{layers} block(s): {gib(f.needed)}, {gib(compiled.memory.arguments)} of it weights and "
+        f"averages, {f.flops / 1e12:.1f} TFLOP; compiled in {compiled.compile_seconds:.0f} s",
+        flush=True,
+    )
+    for (kind, group), (count, _, sent) in compiled.traffic.items():
+        print(f"  {count} {kind} of {group} chips: {sent / 1e9:.1f} GB sent", flush=True)
+    return compiled
 
 
 def main() -> None:

@@ -151,6 +151,33 @@ def test_refused_operator_is_named_with_its_line() -> None:
     assert f'File "{__file__}", line {line}, in refused' in message
 
 
+def test_options_of_the_compiler() -> None:
+    call = {"topology": "v5e:1x1", "report": False}
+    options = {"xla_optimization_level": "EFFORT_O1"}
+    plain = aot.compile_for(Layer(), (x(8, K),), **call)
+    quick = aot.compile_for(Layer(), (x(8, K),), **call, compiler_options=options)
+    assert quick.flops == plain.flops and quick.cache_key != plain.cache_key
+    with pytest.raises(aot.InvalidProgram, match="xla_no_such_option"):
+        aot.compile_for(Layer(), (x(8, K),), **call, compiler_options={"xla_no_such_option": True})
+
+
+#: the largest slices that the chips' makers sell; libtpu itself takes larger ones
+LARGE = {"v5e:16x16": 256, "v5p:16x20x28": 8960, "tpu7x:16x24x24": 2 * 9216}
+
+
+@pytest.mark.parametrize("topology", LARGE)
+def test_a_whole_pod(topology: str) -> None:
+    n = LARGE[topology]
+    compiled = aot.compile_for(
+        lambda a, w: a @ w, (x(n * 16, K), x(K, N)), topology=topology,
+        mesh={"data": n // 4, "model": 4}, shardings={"arg0": ("data", None), "arg1": ("model",)},
+    )  # fmt: skip
+    assert compiled.devices == compiled.topology.devices == n
+    assert compiled.memory.arguments == 2 * (64 * K + K * N // 4)
+    ((kind, group),) = compiled.traffic
+    assert group == 4 and kind in ("all-gather", "all-reduce", "reduce-scatter")
+
+
 def test_topologies() -> None:
     for name, kind, devices in (
         ("v4:2x2x1", "TPU v4", 8),

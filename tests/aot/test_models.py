@@ -69,6 +69,9 @@ def test_recomputed_blocks_give_the_same_step() -> None:
         results.append(harness.run(program.stablehlo, given, like[:1]))
     assert "optimization_barrier" not in texts[0]
     assert texts[1].count("optimization_barrier") == 2
+    for place in ("0/backward/barrier", "1/backward/barrier", "1.mlp.up_proj/recomputed/mm"):
+        assert f'loc("model.layers.{place}"' in texts[1]
+    assert "model.layers.1.mlp.up_proj/backward/mm" in texts[1]
     torch.testing.assert_close(results[0], results[1])
 
 

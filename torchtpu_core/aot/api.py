@@ -39,6 +39,7 @@ def compile_for(
     mesh: dict[str, int] | None = None,
     shardings: Shardings | None = None,
     precision: str | None = None,
+    compiler_options: dict[str, str | bool | int | float] | None = None,
     timeout: float = TIMEOUT,
     report: bool = True,
 ) -> result.Compiled:
@@ -47,8 +48,9 @@ def compile_for(
     args, kwargs: tensors of which only shapes, strides and dtypes matter: meta tensors need no
     memory. topology: a chip and a slice's shape in chips. mesh: axis names and sizes; without one
     the program is for a single device. shardings: by name of the input (`sharding.Shardings`).
-    precision: of float32 products, "default", "high" or "highest". report: also read the optimized
-    HLO, for what needs it (`hlo`, collectives, ops, buffers, the compiler's time).
+    precision: of float32 products, "default", "high" or "highest". compiler_options: XLA's, by name
+    ({"xla_optimization_level": "EFFORT_O1"}), as far as libtpu knows them; such a program is another
+    one to a program cache. timeout: in seconds. report: also read the optimized HLO, for what needs it (`hlo`, collectives, ops, buffers, the compiler's time).
 
     Raises UnknownTopology, LibtpuMissing, NotImplementedError (an op that is not lowered, with its
     line), DoesNotFit, InvalidProgram and CompilerCrash (with the operator and its line, where one
@@ -57,6 +59,9 @@ def compile_for(
     chips.chip_of(topology)  # before the work of capturing
     captured = target if isinstance(target, Captured) else capture(target, args, kwargs)
     program = lowered(captured, mesh=mesh, shardings=shardings, precision=precision)
+    if compiler_options:
+        options = {**program.options, "overrides": dict(compiler_options)}
+        program = dataclasses.replace(program, options=options)
     try:
         return compile_program(program, topology, timeout=timeout, report=report)
     except (InvalidProgram, CompilerCrash) as e:

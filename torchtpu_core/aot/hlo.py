@@ -29,7 +29,9 @@ _HEADER = re.compile(r"^(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([^\s=]+) = ")
 _OPCODE = re.compile(r"([a-z][a-z0-9-]*)\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)")
+_BRANCHES = re.compile(
+    r"(?:branch|called)_computations=\{([^}]*)\}|(?:true|false)_computation=%?([\w.\-]+)"
+)
 _ROLES = re.compile(r"\b(condition|body)=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')

@@ -44,15 +44,19 @@ def preserving() -> Any:
 @contextlib.contextmanager
 def recording(modules: dict[str, torch.nn.Module]) -> Iterator[None]:
     """Sets the place of all that runs meanwhile. `modules`: by the prefix of their names."""
-    stack: list[str] = []
-    handles = []
-    for prefix, root in modules.items():
-        for name, module in root.named_modules():
-            handles += _follow(module, prefix + name, stack)
+    names = {
+        module: prefix + name
+        for prefix, root in modules.items()
+        for name, module in root.named_modules()
+    }
+    recorder = _Recorder(names)
+    handles = [h for m, name in names.items() for h in _follow(m, name, recorder.stack)]
+    _recorders.append(recorder)
     try:
-        with _Recorder(stack):
+        with recorder:
             yield
     finally:
+        _recorders.remove(recorder)
         for handle in handles:
             handle.remove()
         _put(_Place())
@@ -71,6 +75,18 @@ def _follow(module: torch.nn.Module, name: str, stack: list[str]) -> list[Any]:
     ]
 
 
+_recorders: list[_Recorder] = []
+
+
+def belongs(tensor: torch.Tensor, module: torch.nn.Module) -> None:
+    """What computes the gradient of `tensor` is the module's, while places are recorded: for a
+    module that is one autograd function, of which no torch function is called.
+    """
+    for recorder in _recorders:
+        if module in recorder.names and tensor.grad_fn is not None:
+            recorder._mark(tensor.grad_fn, _Place(_user_line(), recorder.names[module]))
+
+
 @dataclass(frozen=True)
 class _Place:
     """line: as a traceback shows it; module: "" outside of any; role: what the module was doing, if
@@ -84,9 +100,10 @@ class _Place:
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, stack: list[str]):
+    def __init__(self, names: dict[torch.nn.Module, str]):
         super().__init__()
-        self.stack = stack
+        self.names = names
+        self.stack: list[str] = []  # of the modules that run
         self.nodes: dict[int, Any] = {}  # by id; kept alive, so that ids stay theirs
         self.place = _Place()
         #: how many modules and regions were open where what runs now began

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchtpu_core.aot import locate
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 
@@ -55,7 +56,9 @@ def _is_block(module: torch.nn.Module) -> bool:
 
 def _call(block: torch.nn.Module, function: Callable[..., Any], *args: Any) -> Any:
     names, weights = zip(*block.named_parameters())
-    return _Recomputed.apply(block, function, names, len(args), *args, *weights)
+    out = _Recomputed.apply(block, function, names, len(args), *args, *weights)
+    locate.belongs(out, block)
+    return out
 
 
 class _Recomputed(torch.autograd.Function):
