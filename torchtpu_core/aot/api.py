@@ -48,9 +48,10 @@ def compile_for(
     args, kwargs: tensors of which only shapes, strides and dtypes matter: meta tensors need no
     memory. topology: a chip and a slice's shape in chips. mesh: axis names and sizes; without one
     the program is for a single device. shardings: by name of the input (`sharding.Shardings`).
-    precision: of float32 products, "default", "high" or "highest". compiler_options: XLA's, by name
-    ({"xla_optimization_level": "EFFORT_O1"}), as far as libtpu knows them; such a program is another
-    one to a program cache. timeout: in seconds. report: also read the optimized HLO, for what needs it (`hlo`, collectives, ops, buffers, the compiler's time).
+    precision: of float32 products, "default", "high" or "highest". compiler_options: XLA's, by
+    name ({"xla_optimization_level": "EFFORT_O1"}), as far as libtpu knows them; to a program cache
+    such a program is another one. timeout: in seconds. report: also read the optimized HLO, for
+    what needs it (`hlo`, collectives, ops, buffers, the compiler's time).
 
     Raises UnknownTopology, LibtpuMissing, NotImplementedError (an op that is not lowered, with its
     line), DoesNotFit, InvalidProgram and CompilerCrash (with the operator and its line, where one
