@@ -164,8 +164,8 @@ class HloModule:
                 yield i, name, times
 
     def trips(self, loop: Instruction, where: str) -> int:
-        """How often the body of a loop of the computation `where` runs: what the compiler has noted,
-        or, of a counter from one constant to below another by steps of a third, what follows; 1
+        """How often the body of a loop of the computation `where` runs: what the compiler notes, or
+        what follows for a counter from one constant to below another by steps of a third; 1
         where neither says.
         """
         noted = _TRIPS.search(loop.rest)
