@@ -202,6 +202,21 @@ def test_mesh_larger_than_the_slice() -> None:
         aot.compile_for(Layer(), (x(8, K),), topology="v5e:2x2", mesh={"x": 8})
 
 
+@pytest.mark.parametrize(
+    ("mesh", "shardings", "message"),
+    [
+        (None, {"arg0": ("a",)}, "give mesh="),
+        ({"a": 4}, {"weigth": ("a",)}, r"'weigth': no input has that name, only weight, arg0"),
+        ({"a": 4}, {"arg0": ("b",)}, r"no axis 'b', only \['a'\]"),
+        ({"a": 3}, {"arg0": ("a",)}, "dimension of 8 does not split into 3"),
+        ({"a": 4}, {"arg0": ("a", None, None)}, "3 entries for 2 dimensions"),
+    ],
+)
+def test_shardings_that_do_not_fit(mesh: Any, shardings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        aot.lowered(Layer(), (x(8, K),), mesh=mesh, shardings=shardings)
+
+
 def test_abort_of_the_compiler_is_an_exception() -> None:
     with pytest.raises(aot.CompilerCrash, match="signal 6") as e, pool.worker() as worker:
         os.write(worker._log.fileno(), b"the compiler's last words")

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from torchtpu_core.aot.hlo import HloModule, Instruction, shape_bytes
+from torchtpu_core.aot.hlo import HloModule, Instruction, shape_bytes, tuple_parts
 
 _DIMS = re.compile(r"\[([\d,]*)\]")
 _LABELS = re.compile(r"dim_labels=(\w+)_(\w+)->(\w+)")
@@ -29,7 +29,7 @@ def moved(module: HloModule, i: Instruction, shapes: Mapping[str, str]) -> int:
     if i.opcode.endswith("-start"):
         result = result.split("}", 1)[0] + "}"
     written = shape_bytes(result, hbm_only=True)
-    read = [shape_bytes(shapes.get(o, ""), hbm_only=True) for o in i.operands]
+    read = [shape_bytes(_part(shapes.get(o, ""), at), hbm_only=True) for o, at in i.values]
     body = module.computations.get(i.called[0], []) if i.opcode == "fusion" and i.called else [i]
     inside = {x.name: x for x in body}
     number = {x.name: int(x.rest[1 : x.rest.index(")")]) for x in body if x.opcode == "parameter"}
@@ -56,7 +56,7 @@ def flops(module: HloModule, i: Instruction, shapes: Mapping[str, str]) -> int:
     """Floating-point operations of the products in an instruction and all that it calls."""
     total = 0
     if i.opcode in ("convolution", "dot"):
-        operands = [_sizes(shapes.get(name, "")) for name in i.operands[:2]]
+        operands = [_sizes(_part(shapes.get(name, ""), at)) for name, at in i.values[:2]]
         count = _convolution if i.opcode == "convolution" else _dot
         total += count(i, *operands) if len(operands) == 2 else 0
     elif i.opcode == "fusion":
@@ -65,6 +65,10 @@ def flops(module: HloModule, i: Instruction, shapes: Mapping[str, str]) -> int:
             inside = {x.name: x.shape for x in body}
             total += sum(flops(module, x, inside) for x in body)
     return total
+
+
+def _part(shape: str, index: int | None) -> str:
+    return shape if index is None else tuple_parts(shape)[index]
 
 
 def _sizes(shape: str) -> list[int]:

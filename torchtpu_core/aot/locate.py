@@ -31,6 +31,15 @@ _INTERNAL = (
     sysconfig.get_path("stdlib") + "/contextlib.py",
 )
 
+#: losses and optimizers that stand where a user's would
+_MODELS = str(Path(__file__).with_name("models.py"))
+
+
+def _internal(file: str) -> bool:
+    """Whether a file is no user's; "<string>" is generated code."""
+    return file.startswith((*_INTERNAL, "<")) and file != _MODELS
+
+
 _MODULE = "nn_module_stack"
 #: torch functions that run autograd nodes, whose Python code may call further torch functions
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
@@ -134,7 +143,10 @@ class _Recorder(TorchFunctionMode):
         if len(self.stack) > modules:
             module, role = self.stack[-1], "recomputed" if self.caller else ""
         opened = precision.open_regions()[regions:]
-        return _Place(_user_line(), module, role, opened[-1] if opened else now.region)
+        line = _user_line()
+        if self.caller is not None and line == self.caller.line:  # nothing between it and the node
+            line = now.line
+        return _Place(line, module, role, opened[-1] if opened else now.region)
 
     def _go(self, place: _Place) -> None:
         self.place = place
@@ -196,7 +208,7 @@ def _user_line() -> str | None:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((*_INTERNAL, "<")):  # "<string>": generated code
+        if not _internal(file):
             return f'  File "{file}", line {frame.f_lineno}, in {frame.f_code.co_name}'
         frame = frame.f_back  # type: ignore[assignment]
     return None
@@ -204,9 +216,7 @@ def _user_line() -> str | None:
 
 def user_line(error: BaseException) -> str:
     """The innermost frame outside of PyTorch in an exception's traceback, "" if there is none."""
-    found = [
-        f for f in extract_tb(error.__traceback__) if not f.filename.startswith((*_INTERNAL, "<"))
-    ]
+    found = [f for f in extract_tb(error.__traceback__) if not _internal(f.filename)]
     return f'  File "{found[-1].filename}", line {found[-1].lineno}' if found else ""
 
 
@@ -235,7 +245,7 @@ def _file_line(trace: str | None) -> tuple[str, int]:
         if not line.lstrip().startswith('File "'):
             continue
         file, _, rest = line.lstrip()[len('File "') :].partition('", line ')
-        if not found[0] or not file.startswith(_INTERNAL):
+        if not found[0] or not _internal(file):
             found = file, int(rest.split(",")[0])
     return found
 

@@ -43,7 +43,8 @@ def lower(
     products: str | None = None,
 ) -> Program:
     """The program of a graph. `products`: their precision, as in torch.tpu.precision. Raises
-    NotImplementedError naming the op and the user's line where an op is not lowered.
+    NotImplementedError naming the op and the user's line where an op is not lowered, ValueError for
+    shardings that do not go with the mesh or the inputs.
     """
     graph = GraphProgram(captured.gm, torch.device("tpu", 0))
     specs = [_spec(i, x) for i, x in enumerate(captured.inputs)]
@@ -53,6 +54,7 @@ def lower(
     ]
     specs += [_spec(len(specs) + i, c) for i, c in enumerate(constants)]
     every = [*captured.inputs, *constants]
+    sharding.check(shardings, mesh, every)
     used: list[Input] = []
 
     def annotate(module: Module, b: Builder, plan: program.Plan) -> None:

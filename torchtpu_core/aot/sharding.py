@@ -47,6 +47,17 @@ class Mesh:
         return f"#sdy.sharding<@mesh, [{', '.join(dims)}]>"
 
 
+def check(shardings: Shardings | None, mesh: Mesh | None, inputs: Sequence[Input]) -> None:
+    """ValueError for shardings without a mesh, and for a pattern that is no input's."""
+    if shardings is not None and mesh is None:
+        raise ValueError("shardings say how inputs are split over a mesh: give mesh= as well")
+    names = [x.name for x in inputs]
+    for pattern in shardings if isinstance(shardings, Mapping) else ():
+        if not fnmatch.filter(names, pattern):
+            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+            raise ValueError(f"sharding of {pattern!r}: no input has that name, only {shown}")
+
+
 def spec_of(shardings: Shardings | None, mesh: Mesh, x: Input) -> Spec | None:
     """How `x` is split, one entry a dimension; None where nothing is said: then the compiler
     chooses. ValueError for what the mesh or the shape does not allow.
