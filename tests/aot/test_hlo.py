@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchtpu_core.aot import hlo, result
+from torchtpu_core.aot import cost, hlo, result
 
 _TEXT = """HloModule m, is_scheduled=true, num_partitions=8
 
@@ -221,3 +221,65 @@ def test_shape_bytes(shape: str, size: int) -> None:
         "f32[2,3]{1,0:T(8,128)}",
         "(s8[2], u8[])",
     ]
+
+
+@pytest.mark.parametrize(
+    ("out", "left", "right", "rest", "pairs"),
+    [
+        ("[8,4]", "[8,16]", "[16,4]", "convolution(%a, %b), dim_labels=bf_io->bf", 8 * 16 * 4),
+        (  # a batch of products, as libtpu writes it
+            "[64,32,48]", "[64,32,16]", "[64,48,16]",
+            "convolution(%a, %b), window={size=64 stride=63 lhs_dilate=64}, "
+            "dim_labels=0bf_0oi->0bf",
+            64 * 32 * 48 * 16,
+        ),
+        (  # padding meets no element
+            "[2,8,8,5]", "[2,8,8,3]", "[3,3,3,5]",
+            "convolution(%a, %b), window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
+            2 * 3 * 5 * (8 * 3 - 2) ** 2,
+        ),
+        (
+            "[2,3,4]", "[2,7,8]", "[3,8,4]",
+            "convolution(%a, %b), window={size=3 stride=2}, dim_labels=b0f_0io->b0f",
+            2 * 8 * 4 * 3 * 3,
+        ),
+        ("[4,3]", "[4,8]", "[8,3]", "dot(%a, %b), lhs_contracting_dims={1}", 4 * 8 * 3),
+    ],
+)  # fmt: skip
+def test_flops_of_products(out: str, left: str, right: str, rest: str, pairs: int) -> None:
+    module = hlo.parse(f"ENTRY %m (a: f32[]) -> f32[] {{\n  ROOT %x = f32{out} {rest}\n}}\n")
+    (i,) = module.computations["m"]
+    assert cost.flops(module, i, {"a": f"f32{left}", "b": f"f32{right}"}) == 2 * pairs
+
+
+def test_rounds_of_loops_are_counted() -> None:
+    product = "convolution(%t#1, %t#1), dim_labels=bf_io->bf"
+    text = _COUNTED.replace("f32[4]", "f32[4,4]").replace(
+        "collective-permute(%t#1), channel_id=1, source_target_pairs={{0,1},{1,0}}", product
+    )
+    found = result.analyse(text, "", "", 1, ["a"])
+    assert found.repeated_flops == 3 * 2 * 4**3
+    assert found.repeated_bytes >= 3 * 3 * 4 * 4 * 4  # and the counter
+
+
+def test_slices_move_only_their_part() -> None:
+    text = """
+%fused (p: f32[64,8], q: s32[], u: f32[1,8]) -> f32[64,8] {
+  %p = f32[64,8]{1,0} parameter(0)
+  %q = s32[] parameter(1)
+  %u = f32[1,8]{1,0} parameter(2)
+  ROOT %d = f32[64,8]{1,0} dynamic-update-slice(%p, %u, %q, %q)
+}
+
+ENTRY %main (a: f32[64,8], i: s32[]) -> f32[64,8] {
+  %a = f32[64,8]{1,0} parameter(0)
+  %i = s32[]{:S(2)} parameter(1)
+  %s = f32[1,8]{1,0} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,8}
+  ROOT %f = f32[64,8]{1,0} fusion(%a, %i, %s), kind=kLoop, calls=%fused
+}
+"""
+    module = hlo.parse(text)
+    shapes = {i.name: i.shape for i in module.computations["main"]}
+    _, _, part, update = module.computations["main"]
+    assert cost.moved(module, part, shapes) == 2 * 32
+    assert cost.moved(module, update, shapes) == 2 * 32
