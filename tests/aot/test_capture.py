@@ -5,6 +5,7 @@ plugin, compared with eager CPU.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -279,6 +280,24 @@ def test_regions_around_a_backward_pass() -> None:
 
     x = torch.empty(4, 4, device="meta")
     assert products(step, x) == ["HIGHEST", "HIGH", "HIGH", "HIGHEST"]
+
+
+def test_random_numbers_of_recomputed_blocks_are_warned_of() -> None:
+    def step(x: torch.Tensor, again: bool) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(x.exp(), 0.5).sin()
+
+        y = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    x = torch.empty(4, device="meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        aot.lowered(step, (x, False))
+    with pytest.warns(UserWarning, match=r"dropout.*draws(?s:.*)test_capture"):
+        aot.lowered(step, (x, True))
 
 
 def test_python_in_a_backward_pass_has_its_lines() -> None:

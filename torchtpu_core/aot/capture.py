@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -101,10 +102,25 @@ def capture(
                 f"{locate.user_line(e)}"
             ) from e
         gm = _functional(gm, fakes)
+    _warn_of_random_backward(gm)
     inputs = [
         Input(name, kind, t.dtype, tuple(t.shape), tuple(t.stride())) for name, kind, t in named
     ]
     return Captured(gm, inputs, _title(target))
+
+
+def _warn_of_random_backward(gm: torch.fx.GraphModule) -> None:
+    """A graph has one stream of random numbers, so a block that is computed again draws others."""
+    for node in gm.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags and locate.in_backward(node):
+            warnings.warn(
+                f"{node.target} draws its random numbers anew where a block is recomputed in "
+                "backward: what the program costs is right, its gradients are not. Without dropout "
+                f"they are\n{node.meta.get('stack_trace') or ''}".rstrip(),
+                stacklevel=3,
+            )
+            return
 
 
 def _title(target: Any) -> str:

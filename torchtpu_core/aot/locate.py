@@ -220,6 +220,20 @@ def user_line(error: BaseException) -> str:
     return f'  File "{found[-1].filename}", line {found[-1].lineno}' if found else ""
 
 
+def in_backward(node: torch.fx.Node) -> bool:
+    """Whether a node that was recorded is part of a backward pass."""
+    return _shown(node).rsplit("/", 1)[-1] in ("backward", "recomputed")
+
+
+def _shown(node: torch.fx.Node) -> str:
+    """The module, and what it was doing, of a node that was recorded or exported."""
+    stack = node.meta.get(_MODULE)
+    if not stack:
+        return ""
+    last = next(reversed(stack.values()))
+    return (last[0] if isinstance(last, tuple) else str(last)).removeprefix("L['self'].")
+
+
 def named(name: str) -> str:
     """A name as an MLIR location."""
     return f'"{_quoted(name)}"'
@@ -228,11 +242,7 @@ def named(name: str) -> str:
 def location(node: torch.fx.Node) -> str:
     """A node's place as an MLIR location: "module/op" at the user's file and line."""
     op = getattr(node.target, "_opname", None) or str(node.name)
-    stack = node.meta.get(_MODULE)
-    module = ""
-    if stack:
-        last = next(reversed(stack.values()))
-        module = (last[0] if isinstance(last, tuple) else str(last)).removeprefix("L['self'].")
+    module = _shown(node)
     name = named(f"{module}/{op}" if module else op)
     file, line = _file_line(node.meta.get("stack_trace"))
     return f"{name}({named(file)}:{line}:0)" if file else name
