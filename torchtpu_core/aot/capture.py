@@ -113,7 +113,13 @@ def _warn_of_random_backward(gm: torch.fx.GraphModule) -> None:
     """A graph has one stream of random numbers, so a block that is computed again draws others."""
     for node in gm.graph.nodes:
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and locate.in_backward(node):
+        if torch.Tag.nondeterministic_seeded not in tags or not locate.in_backward(node):
+            continue
+        arguments = node.target._schema.arguments
+        given = {a.name: a.default_value for a in arguments}
+        given.update(zip(given, node.args))
+        given.update(node.kwargs)
+        if given.get("dropout_p") != 0.0:  # attention without dropout has the tag as well
             warnings.warn(
                 f"{node.target} draws its random numbers anew where a block is recomputed in "
                 "backward: what the program costs is right, its gradients are not. Without dropout "

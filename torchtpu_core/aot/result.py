@@ -309,7 +309,10 @@ def analyse(
         ),
         tuple(
             sorted(
-                (Collective(k, g, *c, s, n) for (k, g, s, n), c in collectives.items()),
+                (
+                    Collective(k, g, c[0], c[1], c[2], s, n)
+                    for (k, g, s, n), c in collectives.items()
+                ),
                 key=lambda c: -c.sent,
             )
         ),
