@@ -109,15 +109,18 @@ def _exponentials(b: Builder, s: Value) -> tuple[Value, Value, Value]:
     return p, total, top + b.log(total)
 
 
-def _power_of_two(b: Builder, x: Value) -> Value:
-    """The largest power of two up to each positive number (f32): the number without its fraction.
+def _powers_and_rest(b: Builder, x: Value) -> tuple[Value, Value]:
+    """Each number x >= 1 (f32) as a power of two, given by its inverse, times a rest in [1, 2).
 
     Probabilities that are rounded before the product are divided by this part of their sum, which
     leaves the largest of them exact where it is almost 1 (gradients are differences of such), and
     the product by the rest. They depend on the sum all the same, so that a TPU's compiler makes the
-    exponentials once for both.
+    exponentials once for both. Both come from the bits: with a division among them a TPU's compiler
+    would make them in a kernel of their own.
     """
-    return b.bitcast(b.bitcast(x, "i32") & 0x7F800000, "f32")
+    bits = b.bitcast(x, "i32")
+    inverse = b.bitcast(0x7F000000 - (bits & 0x7F800000), "f32")
+    return inverse, b.bitcast((bits & 0x007FFFFF) | 0x3F800000, "f32")
 
 
 def attend(
@@ -138,13 +141,13 @@ def attend(
         lse = b.constant(-math.inf, s.dtype, q.shape[:-1])
         return b.constant(0, s.dtype, (*q.shape[:-1], v.shape[-1])), lse
     p, total, lse = _exponentials(b, s)
-    power = _power_of_two(b, total) if v.dtype != p.dtype else total
     if empty is not None:
         total, lse = b.select(empty, math.inf, total), b.select(empty, -math.inf, lse)
-    if v.dtype == p.dtype:
-        out = _product(b, p / total, v)
+    if v.dtype == p.dtype or q.shape[-2] == 1:  # one query, in decoding: not worth a kernel more
+        out = _product(b, (p / total).to(v.dtype), v)
     else:
-        out = _product(b, (p / power).to(v.dtype), v) * (power / total)
+        inverse, rest = _powers_and_rest(b, total)
+        out = _product(b, (p * inverse).to(v.dtype), v) / rest
     return _by_head(b, out, q), b.squeeze(_by_head(b, lse, q), [-1])
 
 
@@ -163,12 +166,16 @@ def attend_backward(
     """Gradients of q, k, v and of the scores [.., H, L, S]."""
     heads, like = k.shape[-3], q
     bias, causal, empty = _masks(b, bias, causal, q, k)
-    lse = b.unsqueeze(lse, lse.ndim)
-    q, grad, out, lse = (_by_key_head(b, x, heads) for x in (q, grad, out, lse))
+    q, grad, out = (_by_key_head(b, x, heads) for x in (q, grad, out))
     s = _scores(b, q, k, bias, causal, scale)
-    if s.dtype == "f64" != lse.dtype:  # the operator's schema keeps it in f32
-        lse = _exponentials(b, s)[2]
-    p = b.exp(s - lse.to(s.dtype))
+    if s.dtype == "f64" or b.module.target != "cpu":
+        # The operator's schema keeps lse in f32. And a TPU's compiler has exponentials and their
+        # sum in the product's fusion, shared with the forward's in a train step, which is then rid
+        # of lse: that takes a slow pass of its own over the scores.
+        p, total, _ = _exponentials(b, s)
+        p = p / total
+    else:
+        p = b.exp(s - _by_key_head(b, b.unsqueeze(lse, lse.ndim), heads))
     if empty is not None:
         p = b.select(empty, 0, p)
     delta = b.reduce_op("add", grad.to(s.dtype) * out.to(s.dtype), [out.ndim - 1], keepdim=True)
