@@ -11,6 +11,7 @@ from torchtpu_core.lowering.cumulative import scan
 from torchtpu_core.lowering.reduction import axes, mean_of, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo.origins import unmerged
 from torchtpu_core.stablehlo.value import Operand
 
 _NONE, _MEAN, _SUM = range(3)
@@ -137,7 +138,16 @@ def _classes(x: Value) -> int:
 
 
 def take_class(b: Builder, x: Value, index: Value, dim: int) -> Value:
-    """x[.., index[..], ..] along `dim`; `index` has the other dimensions, values in range."""
+    """x[.., index[..], ..] along `dim`; `index` has the other dimensions, values in range.
+
+    For a TPU a sum of which all but one term are 0: it is in the fusion that makes `x`, where a
+    gather needs all of `x` (probabilities of a vocabulary, in f32) in memory.
+    """
+    if b.module.target != "cpu":
+        low, high = (b.constant(n, "i32", index.shape) for n in (0, x.shape[dim] - 1))
+        source, d = unmerged(x, dim)
+        hit = _hit(b, source, b.clamp(low, index.to("i32"), high), d)
+        return b.reshape(sum_of(b.select(hit, source, 0), [d]), index.shape)
     others = [i for i in range(x.ndim) if i != dim]
     batch = list(range(len(others)))
     return b.gather(
@@ -152,6 +162,17 @@ def take_class(b: Builder, x: Value, index: Value, dim: int) -> Value:
         others,
         batch,
     )
+
+
+def _without(x: Value, dim: int) -> list[int]:
+    return [n for i, n in enumerate(x.shape) if i != dim]
+
+
+def _hit(b: Builder, x: Value, index: Value, dim: int) -> Value:
+    """As `x`: which elements `index` names along `dim`; it has the other dimensions, or these
+    merged."""
+    index = b.unsqueeze(b.reshape(index, _without(x, dim)), dim)
+    return b.iota("i32", x.shape, dim).eq(b.expand(index, x.shape))
 
 
 def _kept(b: Builder, target: Value, ignore: int) -> Value:
@@ -199,9 +220,13 @@ def _nll_backward(b, grad, x, target, weight, reduction, ignore_index, total_wei
     g = b.expand(grad.to(dtype), w.shape) * b.negate(w)
     if reduction == _MEAN:
         g = g / b.splat(total_weight.to(dtype), w.shape)
-    hit = b.iota("i32", x.shape, dim).eq(b.expand(b.unsqueeze(index, dim), x.shape))
-    kept = b.unsqueeze(_kept(b, target, ignore_index), dim)
-    return b.select(hit & kept, b.expand(b.unsqueeze(g, dim), x.shape), 0.0)
+    source, d = unmerged(x, dim)
+    kept, g = (
+        b.unsqueeze(b.reshape(v, _without(source, d)), d)
+        for v in (_kept(b, target, ignore_index), g)
+    )
+    hit = _hit(b, source, index, d) & kept
+    return b.reshape(b.select(hit, b.expand(g, source.shape), 0.0), x.shape)
 
 
 # ---- margin losses ------------------------------------------------------------------------------

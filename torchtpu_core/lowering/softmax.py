@@ -5,14 +5,37 @@ Computed in f32 for low-precision inputs.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 from torchtpu_core.lowering.dtypes import mlir
 from torchtpu_core.lowering.reduction import axes, max_of, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo.origins import unmerged
 
 _NEG_INF = float("-inf")
 
 
+def _unmerged(fn: Callable[..., Value]) -> Callable[..., Value]:
+    """`fn(b, *values of one shape, dim)`, of values as they were before a reshape merged their
+    dimensions but `dim` (see stablehlo/origins.py): those of logits [batch * seq, vocabulary].
+    """
+
+    @functools.wraps(fn)
+    def wrapper(b: Builder, *args: Any) -> Value:
+        *xs, dim = args
+        if xs[-1].ndim == 0:
+            return fn(b, *xs, dim)
+        source, d = unmerged(xs[-1], dim)
+        out = fn(b, *(b.reshape(x, source.shape) for x in xs[:-1]), source, d)
+        return b.reshape(out, xs[-1].shape)
+
+    return wrapper
+
+
+@_unmerged
 def softmax(b: Builder, x: Value, dim: int) -> Value:
     """Shifted by the maximum; NaN for a row of -inf."""
     dims = axes(x, dim)
@@ -20,6 +43,7 @@ def softmax(b: Builder, x: Value, dim: int) -> Value:
     return e / sum_of(e, dims, True)
 
 
+@_unmerged
 def log_softmax(b: Builder, x: Value, dim: int) -> Value:
     """log(softmax(x)) without the loss of the quotient."""
     dims = axes(x, dim)
@@ -32,10 +56,17 @@ def safe_softmax(b: Builder, x: Value, dim: int) -> Value:
     return b.select(max_of(x, axes(x, dim), True).eq(_NEG_INF), 0.0, softmax(b, x, dim))
 
 
+@_unmerged
 def softmax_backward(b: Builder, grad: Value, out: Value, dim: int) -> Value:
     """The gradient by the input, from that of the result and the result."""
     scaled = grad * out
     return scaled - out * sum_of(scaled, axes(out, dim), True)
+
+
+@_unmerged
+def log_softmax_backward(b: Builder, grad: Value, out: Value, dim: int) -> Value:
+    """The gradient by the input, from that of the result and the result."""
+    return grad - b.exp(out) * sum_of(grad, axes(out, dim), True)
 
 
 @lowering("_softmax")
@@ -60,8 +91,7 @@ def _softmax_backward_data(b, grad, out, dim, input_dtype):
 
 @lowering("_log_softmax_backward_data")
 def _log_softmax_backward_data(b, grad, out, dim, input_dtype):
-    grad, out = wide(grad), wide(out)
-    return grad - b.exp(out) * sum_of(grad, axes(out, dim), True)
+    return log_softmax_backward(b, wide(grad), wide(out), dim)
 
 
 def _mask_like(b: Builder, mask: Value, x: Value, mask_type: int | None) -> Value:

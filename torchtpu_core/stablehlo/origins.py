@@ -42,6 +42,17 @@ def merged(b: Builder, source: Value, groups: Groups, which: Sequence[int]) -> t
     return b.reshape(source, shape), _numbered(lengths)
 
 
+def unmerged(x: Value, dim: int) -> tuple[Value, int]:
+    """(source, d): `x` before dimensions other than `dim` were merged, which is dimension d of it.
+    What is computed of the source is as that of `x`, once reshaped to its shape.
+    """
+    dim = dim % x.ndim
+    source, groups = split(x)
+    if len(groups[dim]) > 1:
+        source, groups = merged(x.b, source, groups, [dim])
+    return source, groups[dim][0]
+
+
 def _numbered(lengths: Sequence[int]) -> Groups:
     feed = itertools.count()
     return [[next(feed) for _ in range(n)] for n in lengths]
