@@ -18,6 +18,9 @@ from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.value import Operand
 
+#: of fewer keys the product's fusion has the softmax in it whatever makes them
+_MANY_KEYS = 2048
+
 
 def _no_dropout(op: str, p: float) -> None:
     if p > 0:
@@ -123,6 +126,15 @@ def _powers_and_rest(b: Builder, x: Value) -> tuple[Value, Value]:
     return inverse, b.bitcast((bits & 0x007FFFFF) | 0x3F800000, "f32")
 
 
+def _kept(b: Builder, q: Value, k: Value) -> Value:
+    """Keys, for a TPU in memory where they are many: with what makes them (rotary positions) in the
+    product's fusion the compiler leaves the softmax of long rows out of it.
+    """
+    if b.module.target == "cpu" or k.shape[-2] < _MANY_KEYS or q.shape[-2] == 1:
+        return k
+    return b.barrier([k])[0]
+
+
 def attend(
     b: Builder,
     q: Value,
@@ -134,6 +146,7 @@ def attend(
 ) -> tuple[Value, Value]:
     """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation
     type."""
+    k = _kept(b, q, k)
     grouped = _by_key_head(b, q, k.shape[-3])
     bias, causal, empty = _masks(b, bias, causal, q, k)
     s = _scores(b, grouped, k, bias, causal, scale)
@@ -164,6 +177,7 @@ def attend_backward(
     scale: Operand | None,
 ) -> tuple[Value, Value, Value, Value]:
     """Gradients of q, k, v and of the scores [.., H, L, S]."""
+    k = _kept(b, q, k)
     heads, like = k.shape[-3], q
     bias, causal, empty = _masks(b, bias, causal, q, k)
     q, grad, out = (_by_key_head(b, x, heads) for x in (q, grad, out))
