@@ -112,14 +112,13 @@ def _exponentials(b: Builder, s: Value) -> tuple[Value, Value, Value]:
     return p, total, top + b.log(total)
 
 
-def _powers_and_rest(b: Builder, x: Value) -> tuple[Value, Value]:
+def _power_and_rest(b: Builder, x: Value) -> tuple[Value, Value]:
     """Each number x >= 1 (f32) as a power of two, given by its inverse, times a rest in [1, 2).
 
     Probabilities that are rounded before the product are divided by this part of their sum, which
     leaves the largest of them exact where it is almost 1 (gradients are differences of such), and
     the product by the rest. They depend on the sum all the same, so that a TPU's compiler makes the
-    exponentials once for both. Both come from the bits: with a division among them a TPU's compiler
-    would make them in a kernel of their own.
+    exponentials once for both. Both come from the bits, exactly.
     """
     bits = b.bitcast(x, "i32")
     inverse = b.bitcast(0x7F000000 - (bits & 0x7F800000), "f32")
@@ -154,13 +153,13 @@ def attend(
         lse = b.constant(-math.inf, s.dtype, q.shape[:-1])
         return b.constant(0, s.dtype, (*q.shape[:-1], v.shape[-1])), lse
     p, total, lse = _exponentials(b, s)
-    if empty is not None:
-        total, lse = b.select(empty, math.inf, total), b.select(empty, -math.inf, lse)
     if v.dtype == p.dtype or q.shape[-2] == 1:  # one query, in decoding: not worth a kernel more
         out = _product(b, (p / total).to(v.dtype), v)
     else:
-        inverse, rest = _powers_and_rest(b, total)
+        inverse, rest = _power_and_rest(b, total)
         out = _product(b, (p * inverse).to(v.dtype), v) / rest
+    if empty is not None:
+        out, lse = b.select(empty, 0, out), b.select(empty, -math.inf, lse)
     return _by_head(b, out, q), b.squeeze(_by_head(b, lse, q), [-1])
 
 

@@ -1,0 +1,128 @@
+"""Forms that only programs for a TPU have: run here by XLA's CPU plugin, their results are
+PyTorch's; and what they are for, in the program's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from torchtpu_core import aot
+from torchtpu_core.aot.lower import for_tpu
+
+
+@pytest.fixture
+def tpu_form() -> Iterator[None]:
+    with for_tpu("highest"):
+        yield
+
+
+def results(fn: Callable[..., torch.Tensor], *args: torch.Tensor, device: str) -> list[Any]:
+    """fn's result and the gradients of those of `args` that require them."""
+    args = tuple(a.detach().to(device).requires_grad_(a.requires_grad) for a in args)
+    out = fn(*args)
+    grads = torch.autograd.grad(out.float().sin().sum(), [a for a in args if a.requires_grad])
+    return [t.detach().cpu() for t in (out, *grads)]
+
+
+def same(fn: Callable[..., torch.Tensor], *args: torch.Tensor, **tolerance: float) -> None:
+    want = results(fn, *args, device="cpu")
+    torch.testing.assert_close(results(fn, *args, device="tpu"), want, **tolerance)
+
+
+def logits(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+TARGETS = torch.tensor([0, 6, -100, 3, 2, 2])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy(tpu_form: None, reduction: str, weighted: bool) -> None:
+    weight = torch.rand(7, generator=torch.Generator().manual_seed(1)) if weighted else None
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        w = None if weight is None else weight.to(x.device)
+        return F.cross_entropy(x.flatten(0, 1), y, w, reduction=reduction)
+
+    same(loss, logits(2, 3, 7), TARGETS, rtol=1e-5, atol=1e-6)
+
+
+def test_cross_entropy_of_images(tpu_form: None) -> None:
+    same(F.cross_entropy, logits(2, 7, 3, 1), TARGETS.view(2, 3, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_an_infinite_log_probability_beside_the_class_counts_nothing(tpu_form: None) -> None:
+    x = torch.tensor([[0.5, -torch.inf, 1.0]])
+    y = torch.tensor([2])
+    got = F.nll_loss(x.to("tpu"), y.to("tpu"))
+    torch.testing.assert_close(got.cpu(), F.nll_loss(x, y), rtol=0, atol=0)
+
+
+def heads(dtype: torch.dtype, queries: int, keys: int) -> tuple[torch.Tensor, ...]:
+    """q of 4 heads, k and v of 2."""
+    g = torch.Generator().manual_seed(2)
+    shapes = ((2, 4, queries, 8), (2, 2, keys, 8), (2, 2, keys, 8))
+    return tuple(torch.randn(s, generator=g).to(dtype).requires_grad_() for s in shapes)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(1)
+    if q.shape[2] > 1:
+        mask[1] = False  # a row without a key
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 6), (1, 6), (2, 2048)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention(tpu_form: None, dtype: torch.dtype, queries: int, keys: int) -> None:
+    args = heads(dtype, queries, keys)
+    want = results(attention, *(a.detach().double().requires_grad_() for a in args), device="cpu")
+    got = results(attention, *args, device="tpu")
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for g, w in zip(got, want):
+        torch.testing.assert_close(g.double(), w, rtol=tolerance, atol=tolerance)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = True) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+
+
+def users(text: str, line: str) -> list[str]:
+    """The lines that read what a line makes."""
+    name = re.escape(line.split(" = ")[0].strip())
+    return [x for x in text.splitlines() if re.search(rf"{name}\b", x.split(" = ", 1)[-1])]
+
+
+def test_cross_entropy_of_a_batch_of_sequences_is_not_flattened() -> None:
+    """Neither in the loss nor in its gradient, and nothing is gathered."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        loss = F.cross_entropy(x.flatten(0, 1).float(), y)
+        return loss, torch.autograd.grad(loss, [x])
+
+    y = meta(8 * 16, dtype=torch.int64, grad=False)
+    text = aot.lowered(step, (meta(8, 16, 100), y)).stablehlo
+    assert "stablehlo.gather" not in text
+    used = [line for line in text.splitlines() if "(tensor<128x100x" in line]
+    assert not used, used
+
+
+def test_a_train_step_makes_the_probabilities_of_attention_once() -> None:
+    """The gradient's are the forward's, term for term, so that the compiler merges them."""
+
+    def step(*args: torch.Tensor) -> Any:
+        out = F.scaled_dot_product_attention(*args, is_causal=True)
+        return torch.autograd.grad(out.float().sum(), args)
+
+    text = aot.lowered(step, tuple(meta(2, 4, 16, 8) for _ in range(3))).stablehlo
+    lines = text.splitlines()
+    for log in (line for line in lines if '"stablehlo.log"' in line):
+        (lse,) = users(text, log)
+        dead = users(text, lse)
+        assert all('"stablehlo.reshape"' in line and not users(text, line) for line in dead), dead
