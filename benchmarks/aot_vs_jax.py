@@ -47,11 +47,15 @@ LIMIT = 1.02
 #: why a ratio is above the limit, where it is
 CAUSES: dict[str, str] = {
     "SmolLM2-135M decode step": (
-        "of 388,000 cycles more, 190,000 were the write to the cache as a scatter (the row is "
-        "read, selected and written), 144,000 conversions of norm weights to f32 (the residual "
-        "stream was kept in f32), 55,000 the power of two by which attention divides its "
-        "probabilities (a kernel of its own in each layer). The first two are changed in the "
-        "lowering since and wait to be measured."
+        "of 190,000 cycles more, 128,000 read the row of the cache that is written and 64,000 "
+        "select and copy it: an index out of range writes nothing here, where JAX's update moves "
+        "to the last row."
+    ),
+    "ResNet-50 forward": (
+        "the buffers read and written are within 1.02. The rest of the bytes are the nine strided "
+        "slices of the max pool, each counted, in the two convolutions that take them in: with its "
+        "indices, which nothing reads here, the pool is no reduce-window. It takes 310,000 cycles "
+        "more than JAX's."
     ),
 }
 
