@@ -76,6 +76,9 @@ class Interpreter:
         if node.target is operator.getitem:
             return args[0][args[1]]
         if isinstance(node.target, OpOverload):
+            values = _VALUES_ONLY.get(node.target)
+            if values is not None and all(_takes(user, 0) for user in node.users):
+                return [lower_op(self.b, values, args, kwargs)]
             out = lower_op(self.b, node.target, args, kwargs, self.expected(node))
             if any(isinstance(v, registry.Bounded) for v in pytree.tree_leaves(out)):
                 raise NotImplementedError(
@@ -101,6 +104,18 @@ class Interpreter:
             if where and where not in getattr(e, "__notes__", ()):
                 e.add_note(where)
             raise
+
+
+#: ops that find positions beside values, and those that do without
+_VALUES_ONLY = {
+    torch.ops.aten.max_pool2d_with_indices.default: torch.ops.aten.max_pool2d.default,
+    torch.ops.aten.max_pool3d_with_indices.default: torch.ops.aten.max_pool3d.default,
+}
+
+
+def _takes(user: torch.fx.Node, i: int) -> bool:
+    """Whether a node takes the i-th result of its argument and no other."""
+    return user.target is operator.getitem and user.args[1] == i
 
 
 def _with_layout(x: Any, expected: Any) -> Any:

@@ -7,6 +7,7 @@ counts that are known when the program is built.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -125,6 +126,59 @@ def _max_pool_windows(x: Value, n: int, kernel, stride, padding, dilation, ceil)
     return [_windows(m, *w, _out_size(m, *w, ceil)) for m, w in zip(sizes, zip(k, s, p, d))]
 
 
+def _maxima(
+    b: Builder, x: Value, windows: Sequence[tuple[int, int, int, int]], ceil: bool
+) -> Value:
+    """The values alone; windows: (kernel, stride, padding, dilation) of each of the last dimensions
+    of `x`. NaN wins, and a window that sees nothing gives the lowest value, as on CPU.
+    """
+    lead = x.ndim - len(windows)
+    outs = [_out_size(m, *w, ceil) for m, w in zip(x.shape[lead:], windows)]
+    if math.prod([*x.shape[:lead], *outs]) == 0:
+        return b.constant(0, x.dtype, [*x.shape[:lead], *outs])
+    spans = [(o - 1) * s + d * (k - 1) + 1 for o, (k, s, _, d) in zip(outs, windows)]
+    high = [max(0, span - m - w[2]) for span, m, w in zip(spans, x.shape[lead:], windows)]
+    if b.module.target == "cpu":
+        return _maxima_by_slices(b, x, windows, outs, high)
+    none, ones = [(0, 0)] * lead, [1] * lead
+    kernel, stride, low, dilation = zip(*windows)
+    (out,) = b.reduce_window(
+        [x],
+        [b.constant(T.lowest(x.dtype), x.dtype)],
+        b.maximum,
+        ones + list(kernel),
+        ones + list(stride),
+        none + list(zip(low, high)),
+        window_dilation=ones + list(dilation),
+    )
+    return out
+
+
+def _maxima_by_slices(
+    b: Builder,
+    x: Value,
+    windows: Sequence[tuple[int, int, int, int]],
+    outs: Sequence[int],
+    high: Sequence[int],
+) -> Value:
+    """Maxima of strided slices, one dimension after the other, channels last: XLA's CPU compiler
+    makes vector loops of these and scalar ones of a reduce_window. The barrier keeps what comes
+    before from being computed once for each slice.
+    """
+    n = len(windows)
+    lead = x.ndim - n
+    channel = lead - 1
+    last = [*range(channel), *range(lead, x.ndim), channel]
+    (x,) = b.barrier([b.transpose(x, last)])
+    for i, ((k, s, p, d), out) in enumerate(zip(windows, outs)):
+        axis, low, up = channel + i, [0] * x.ndim, [0] * x.ndim
+        low[axis], up[axis] = p, high[i]
+        x = b.pad(x, T.lowest(x.dtype), low, up)
+        parts = [b.slice_dim(x, axis, j * d, j * d + (out - 1) * s + 1, s) for j in range(k)]
+        x = functools.reduce(b.maximum, parts)
+    return b.transpose(x, [*range(channel), x.ndim - 1, *range(channel, x.ndim - 1)])
+
+
 def _register_max_pool(n: int) -> None:
     @lowering(f"max_pool{n}d_with_indices")
     def with_indices(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
@@ -134,7 +188,9 @@ def _register_max_pool(n: int) -> None:
 
     @lowering(f"max_pool{n}d")
     def values(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
-        return with_indices(b, x, kernel, stride, padding, dilation, ceil_mode)[0]
+        k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
+        s = _spread(stride, n) if len(stride) else k
+        return _maxima(b, x, [*zip(k, s, p, d)], ceil_mode)
 
 
 for _n in (2, 3):
