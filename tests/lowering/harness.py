@@ -41,7 +41,12 @@ def _client() -> Any:
 
 
 # What the device compiles with, too: the CPU plugin's default lets min and max drop NaN.
-_OPTIONS = _C.pjrt.CompileOptions(overrides={"xla_cpu_enable_fast_min_max": False})
+_OPTIONS = _C.pjrt.CompileOptions(
+    overrides={
+        "xla_cpu_enable_fast_min_max": False,
+        "xla_cpu_enable_concurrency_optimized_scheduler": False,
+    }
+)
 
 
 def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -62,9 +67,11 @@ def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> l
 
 
 def build(
-    op: Any, args: Any, kwargs: Any, runtime_scalars: bool = True
+    op: Any, args: Any, kwargs: Any, runtime_scalars: bool = True, target: str = "tpu"
 ) -> tuple[str, list, list, Any]:
-    """(module text, input tensors, meta results, result spec) for one functional op."""
+    """(module text, input tensors, meta results, result spec) for one functional op; `target`: the
+    platform whose program it is, of which the CPU plugin runs both.
+    """
     leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
     inputs = [x for x in leaves if isinstance(x, torch.Tensor)]
     metas = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -74,7 +81,7 @@ def build(
     except NotImplementedError:
         expected = op(*args, **kwargs)
         expected = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), expected)
-    module = Module()
+    module = Module(target=target)
     b = module.function(
         "main", [TensorType(mlir(t.dtype), tuple(t.shape)) for t in inputs], public=True
     )
@@ -94,14 +101,19 @@ def build(
 
 
 def check(
-    op: Any, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
+    op: Any,
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    target: str = "tpu",
+    **kwargs: Any,
 ) -> None:
-    """Asserts that the lowering of `op` (an OpOverload) equals CPU on these arguments (dtype,
-    shape, values).
+    """Asserts that the lowering of `op` (an OpOverload) for `target` equals CPU on these arguments
+    (dtype, shape, values).
     """
     want = op(*args, **kwargs)
     want_flat = [t for t in pytree.tree_leaves(want) if isinstance(t, torch.Tensor)]
-    text, inputs, metas, _ = build(op, args, kwargs)
+    text, inputs, metas, _ = build(op, args, kwargs, target=target)
     try:
         got = run(text, inputs, metas)
     except Exception as e:

@@ -39,6 +39,24 @@ def test_max(window, dtype):
         check(MAX_BACKWARD[2].default, torch.randn_like(values), x, *window, index, **loose)
 
 
+@pytest.mark.parametrize("target", ["cpu", "tpu"])
+@pytest.mark.parametrize("window", MAX_WINDOWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_max_without_positions(window, dtype, target):
+    x = image(2, 3, 9, 10, dtype=dtype)
+    if dtype.is_floating_point:
+        x[0, 0, 4, 5], x[1, 1] = NAN, -INF
+    check(aten.max_pool2d.default, x, *window, target=target)
+    check(aten.max_pool2d.default, x[:0], *window, target=target)
+    check(aten.max_pool2d.default, x[1].transpose(1, 2), *window, target=target)
+
+
+@pytest.mark.parametrize("target", ["cpu", "tpu"])
+def test_max_without_positions_in_three_dimensions(target):
+    how = [3, 2, 3], [2, 2, 1], [1, 0, 1], [1, 2, 1], True
+    check(aten.max_pool3d.default, image(2, 3, 6, 7, 8), *how, target=target)
+
+
 @pytest.mark.parametrize(
     "kernel, padding", [([2, 2, 2], [0, 0, 0]), ([3, 3, 3], [1, 1, 1]), ([4, 3, 3], [1, 0, 1])]
 )

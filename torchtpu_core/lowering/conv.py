@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
@@ -72,10 +74,60 @@ def _forward(
         return b.constant(0, dtype, shape)
     if crop:
         x, padding = _crop(b, x, padding)
+    if _is_mostly_weight(b, w, shape, win):
+        return _as_product(b, x, w, win, padding, shape)
     dims = ("bf" + s, "oi" + s, "bf" + s)
     return b.convolution(
         x, w, dims, shape, win.stride, padding, [1] * n, win.dilation, win.groups, out_dtype=dtype
     )
+
+
+#: weights from this size on do not fit in a core's caches, and are slow to transpose
+_LARGE_WEIGHT = 1 << 20
+
+
+def _is_mostly_weight(b: Builder, w: Value, shape: Sequence[int], win: _Window) -> bool:
+    """Whether XLA's CPU compiler would take longer to transpose `w` (it convolves with weights
+    [*K, I, O] only) than to copy the few windows [N, *S] of an output of this shape.
+    """
+    positions = shape[0] * math.prod(shape[2:])
+    return (
+        b.module.target == "cpu"
+        and w.dtype == "f32"
+        and win.groups == 1
+        and w.numel >= _LARGE_WEIGHT
+        and positions * 4 <= w.shape[0]
+    )
+
+
+def _as_product(
+    b: Builder,
+    x: Value,
+    w: Value,
+    win: _Window,
+    padding: Sequence[tuple[int, int]],
+    shape: Sequence[int],
+) -> Value:
+    """`_forward` as the product of w [O, I * K] and the windows [N * S, I * K] of `x`; `padding` is
+    not negative, `shape` that of the result.
+    """
+    n, size = x.ndim - 2, shape[2:]
+    rows, columns = shape[0] * math.prod(size), w.numel // w.shape[0]
+    x = b.pad(x, 0, [0, 0, *(lo for lo, _ in padding)], [0, 0, *(hi for _, hi in padding)])
+    x = b.transpose(x, [0, *range(2, n + 2), 1])
+    parts = []
+    for at in np.ndindex(*w.shape[2:]):
+        low = [0, *(i * d for i, d in zip(at, win.dilation)), 0]
+        high = [lo + (m - 1) * st + 1 for lo, m, st in zip(low[1:], size, win.stride)]
+        part = b.slice(x, low, [x.shape[0], *high, x.shape[-1]], [1, *win.stride, 1])
+        parts.append(b.unsqueeze(part, part.ndim))
+    windows = b.concatenate(parts, n + 2)
+    # the barrier makes the windows once, whatever the product would fuse
+    (windows,) = b.barrier([b.reshape(windows, [rows, columns])])
+    weight = b.reshape(w, [w.shape[0], columns])
+    out = b.dot_general(weight, windows, ((1,), (1,)), out_dtype=opmath(x.dtype))
+    out = b.reshape(out, [w.shape[0], shape[0], *size])
+    return b.transpose(out, [1, 0, *range(2, n + 2)])
 
 
 def _crop(
