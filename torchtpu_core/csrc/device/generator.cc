@@ -67,8 +67,8 @@ void GeneratorImpl::set_state(const c10::TensorImpl& state) {
 
 c10::intrusive_ptr<c10::TensorImpl> GeneratorImpl::get_state() const {
   // Not dispatched: while a function is traced the state is a tensor like any other time.
-  at::Tensor state = at::detail::empty_cpu(
-      {kStateBytes}, at::kByte, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  at::Tensor state = at::detail::empty_cpu({kStateBytes}, at::kByte, std::nullopt, std::nullopt,
+                                           std::nullopt, std::nullopt);
   auto* bytes = state.mutable_data_ptr<uint8_t>();
   std::memcpy(bytes, &seed_, kSeedBytes);
   std::memcpy(bytes + kSeedBytes, &offset_, sizeof(offset_));
