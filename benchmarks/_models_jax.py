@@ -32,6 +32,21 @@ def linear(p: Params, name: str, x: Any) -> Any:
     return y + p[f"{name}.bias"] if f"{name}.bias" in p else y
 
 
+@jax.custom_vjp
+def embedding(table: Any, ids: Any) -> Any:
+    """table[ids]; the gradients of a row are summed in f32, as ours are, and not in bf16."""
+    return table[ids]
+
+
+def _embedding_backward(kept: tuple[Any, Any], g: Any) -> tuple[Any, Any]:
+    table, ids = kept
+    grad = jnp.zeros(table.shape, jnp.float32).at[ids].add(g.astype(jnp.float32))
+    return grad.astype(table.dtype), np.zeros(ids.shape, jax.dtypes.float0)
+
+
+embedding.defvjp(lambda table, ids: (table[ids], (table, ids)), _embedding_backward)
+
+
 def layer_norm(p: Params, name: str, x: Any) -> Any:
     y = x.astype(jnp.float32)
     mean = y.mean(-1, keepdims=True)
@@ -117,7 +132,7 @@ def mlp(size: Size, p: Params, x: Any, train: bool) -> tuple[Any, Params]:
 
 def gpt(size: Size, p: Params, ids: Any, train: bool) -> tuple[Any, Params]:
     b, t = ids.shape
-    x = p["tokens.weight"][ids] + p["positions.weight"][:t]
+    x = embedding(p["tokens.weight"], ids) + p["positions.weight"][:t]
     mask = jnp.tril(jnp.ones((t, t), bool))
     for i in range(size.gpt_layers):
         name = f"blocks.{i}"
