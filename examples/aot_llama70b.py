@@ -4,7 +4,7 @@
 
 Compiles a step of AdamW (weights and averages in bfloat16, one sequence of 4096 tokens a chip,
 blocks recomputed in backward) for the slice, on this machine, with no TPU and no weights. The whole
-model takes hours on few CPUs; its blocks are alike, so by default models with one and with two of
+model takes long on few CPUs; its blocks are alike, so by default models with one and with two of
 them are compiled, and the difference is a block's share of everything. `--whole` compiles all 80.
 """
 
