@@ -126,3 +126,10 @@ def test_a_train_step_makes_the_probabilities_of_attention_once() -> None:
         (lse,) = users(text, log)
         dead = users(text, lse)
         assert all('"stablehlo.reshape"' in line and not users(text, line) for line in dead), dead
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_a_pool_finds_positions_only_for_who_reads_them(positions: bool) -> None:
+    x = torch.empty(2, 3, 8, 8, device="meta")
+    program = aot.lowered(lambda x: F.max_pool2d(x, 2, return_indices=positions), (x,))
+    assert ("reduce_window" in program.stablehlo) is not positions
