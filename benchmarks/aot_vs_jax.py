@@ -51,12 +51,6 @@ CAUSES: dict[str, str] = {
         "select and copy it: an index out of range writes nothing here, where JAX's update moves "
         "to the last row."
     ),
-    "ResNet-50 forward": (
-        "the buffers read and written are within 1.02. The rest of the bytes are the nine strided "
-        "slices of the max pool, each counted, in the two convolutions that take them in: with its "
-        "indices, which nothing reads here, the pool is no reduce-window. It takes 310,000 cycles "
-        "more than JAX's."
-    ),
 }
 
 
