@@ -5,13 +5,9 @@
 
 #ifdef __GLIBC__
 #include <malloc.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstdint>
-#include <fstream>
 
 namespace torchtpu::heap {
 namespace {
@@ -27,35 +23,6 @@ bool set_by_user() {
   return false;
 }
 
-// Where memory that is only reserved counts as used (vm.overcommit_memory = 2).
-bool reserving_is_using() {
-  int policy = 0;
-  if (std::ifstream file("/proc/sys/vm/overcommit_memory"); file) file >> policy;
-  return policy == 2;
-}
-
-// Lengthens the heap by addresses, not yet memory, that the system is asked to back with huge pages
-// when they are first written: decoding, which reads all weights once, takes 0.7 times as long with
-// these. Half as many as there is memory; what lies beyond has small pages.
-void reserve() {
-  static const bool refused = reserving_is_using();
-  if (refused) return;
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t size = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) / 2 * page;
-  void* begin = std::malloc(size);
-  if (begin == nullptr) return;  // under a limit on addresses
-  const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
-  madvise(reinterpret_cast<void*>(first), size - page, MADV_HUGEPAGE);
-  std::free(begin);  // it stays in the heap, see keep()
-}
-
-// Bytes of memory that the process has.
-size_t resident() {
-  size_t all = 0, here = 0;
-  if (std::ifstream file("/proc/self/statm"); file) file >> all >> here;
-  return here * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-}
-
 }  // namespace
 
 void keep() {
@@ -66,26 +33,23 @@ void keep() {
   if (mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, -1) == 1 &&
       mallopt(M_ARENA_MAX, 1) == 1) {
     kept.store(true);
-    reserve();
   }
 }
 
 void release() {
-  if (!kept.load()) return;
-  malloc_trim(0);
-  reserve();
+  if (kept.load()) malloc_trim(0);
 }
 
 void bound() {
   constexpr size_t kLeast = size_t{2} << 30;
   if (!kept.load()) return;
 #if __GLIBC_PREREQ(2, 33)
-  const auto used = static_cast<size_t>(mallinfo2().uordblks);
+  const struct mallinfo2 info = mallinfo2();
 #else
-  const auto used = static_cast<size_t>(static_cast<unsigned>(mallinfo().uordblks));  // of 4 GiB
+  const struct mallinfo info = mallinfo();  // modulo 4 GiB
 #endif
-  const size_t all = resident();
-  if (all > used && all - used > std::max(kLeast, used)) release();
+  const auto free = static_cast<size_t>(info.fordblks);
+  if (free > kLeast && free > static_cast<size_t>(info.uordblks)) malloc_trim(0);
 }
 
 }  // namespace torchtpu::heap

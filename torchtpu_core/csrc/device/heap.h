@@ -12,8 +12,8 @@ namespace torchtpu::heap {
 void keep();
 // Gives back what is free, if keep() was called.
 void release();
-// Gives back what is free where the process has 2 GiB more memory than is in use, and twice that.
-// Takes up to a millisecond; for calls that are rare.
+// Gives back what is free where that is more than 2 GiB and more than what is in use. Takes up to
+// a millisecond; for calls that are rare.
 void bound();
 
 }  // namespace torchtpu::heap
