@@ -310,8 +310,7 @@ _INSTALL = """
     with record.programs() as programs:
         torch.arange(6.0).view(2, 3).to("tpu").cumsum(1).sum().item()
     client = _C.pjrt.load_plugin(str(plugin.cpu_plugin_path())).create_client()
-    flags = ("xla_cpu_enable_fast_min_max", "xla_cpu_enable_concurrency_optimized_scheduler")
-    options = _C.pjrt.CompileOptions(overrides=dict.fromkeys(flags, False))
+    options = _C.compile_options(client)
     store = cache.ProgramCache({folder!r}, 1 << 30)
     for p in programs:
         key = cache.ProgramCache.key(client.fingerprint, options.serialize(), p.stablehlo)

@@ -40,19 +40,10 @@ def _client() -> Any:
     return _C.pjrt.load_plugin(str(path)).create_client({"cpu_device_count": 1})
 
 
-# What the device compiles with, too: the CPU plugin's default lets min and max drop NaN.
-_OPTIONS = _C.pjrt.CompileOptions(
-    overrides={
-        "xla_cpu_enable_fast_min_max": False,
-        "xla_cpu_enable_concurrency_optimized_scheduler": False,
-    }
-)
-
-
 def run(text: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Compiles and runs a module; `outputs` are meta tensors giving result shapes and dtypes."""
     client = _client()
-    program = client.compile(text, _OPTIONS)
+    program = client.compile(text, _C.compile_options(client))
     given = []
     for t in inputs:
         t = t.new_empty(t.shape).copy_(t)

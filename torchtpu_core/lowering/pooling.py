@@ -119,11 +119,10 @@ def _max_pool(
     return x, b.expand(index, x.shape)
 
 
-def _max_pool_windows(x: Value, n: int, kernel, stride, padding, dilation, ceil) -> list:
+def _max_pool_windows(n: int, kernel, stride, padding, dilation) -> list[tuple[int, int, int, int]]:
+    """(kernel, stride, padding, dilation) of each of n dimensions."""
     k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
-    s = _spread(stride, n) if len(stride) else k
-    sizes = x.shape[x.ndim - n :]
-    return [_windows(m, *w, _out_size(m, *w, ceil)) for m, w in zip(sizes, zip(k, s, p, d))]
+    return list(zip(k, _spread(stride, n) if len(stride) else k, p, d))
 
 
 def _maxima(
@@ -182,15 +181,13 @@ def _maxima_by_slices(
 def _register_max_pool(n: int) -> None:
     @lowering(f"max_pool{n}d_with_indices")
     def with_indices(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
-        return _max_pool(
-            b, x, _max_pool_windows(x, n, kernel, stride, padding, dilation, ceil_mode)
-        )
+        windows = _max_pool_windows(n, kernel, stride, padding, dilation)
+        sizes = zip(x.shape[x.ndim - n :], windows)
+        return _max_pool(b, x, [_windows(m, *w, _out_size(m, *w, ceil_mode)) for m, w in sizes])
 
     @lowering(f"max_pool{n}d")
     def values(b, x, kernel, stride=(), padding=0, dilation=1, ceil_mode=False):
-        k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
-        s = _spread(stride, n) if len(stride) else k
-        return _maxima(b, x, [*zip(k, s, p, d)], ceil_mode)
+        return _maxima(b, x, _max_pool_windows(n, kernel, stride, padding, dilation), ceil_mode)
 
 
 for _n in (2, 3):

@@ -14,7 +14,6 @@
 
 #include "../device/heap.h"
 #include "../device/runtime.h"
-#include "../pjrt/options.h"
 #include "program.h"
 #include "stats.h"
 
@@ -32,19 +31,6 @@ auto& ahead() {
   return loading;
 }
 
-pjrt::CompileOptions compile_options(const pjrt::Client& client) {
-  pjrt::CompileOptions options;
-  if (client.platform_name() != "cpu") return options;
-  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's,
-  // keep it.
-  options.overrides["xla_cpu_enable_fast_min_max"] = false;
-  // Its schedule for concurrency puts whatever depends on arguments alone, such as the transposes
-  // of all convolutions' weights, before everything else: they are out of the caches when they are
-  // needed, and live until then (a forward pass of ResNet-18 takes 1.7 times as long).
-  options.overrides["xla_cpu_enable_concurrency_optimized_scheduler"] = false;
-  return options;
-}
-
 // The pieces of memory that this process maps, of which the system allows it so many.
 size_t mappings() {
   std::ifstream file("/proc/self/maps");
@@ -58,8 +44,9 @@ size_t most_mappings() {
   return most;
 }
 
-// XLA's CPU compiler maps some pieces of memory for each program, three or thirty, and does not
-// survive that the system refuses one. Counting them takes milliseconds, hence not every time.
+// Before a program: of memory (heap.h), and of mappings. XLA's CPU compiler maps some pieces of
+// memory for each program, three or thirty, and does not survive that the system refuses one.
+// Counting them takes milliseconds, hence not every time.
 void make_room() {
   constexpr uint32_t kInterval = 64;
   static std::atomic<uint32_t> built{0};
@@ -105,6 +92,19 @@ Executable loaded(F&& load) {
 
 }  // namespace
 
+pjrt::CompileOptions compile_options(const pjrt::Client& client) {
+  pjrt::CompileOptions options;
+  if (client.platform_name() != "cpu") return options;
+  // XLA's CPU compiler lets min and max drop NaN unless told otherwise; PyTorch's, and a TPU's,
+  // keep it.
+  options.overrides["xla_cpu_enable_fast_min_max"] = false;
+  // Its schedule for concurrency puts whatever depends on arguments alone, such as the transposes
+  // of all convolutions' weights, before everything else: they are out of the caches when they are
+  // needed, and live until then (a forward pass of ResNet-18 takes 1.7 times as long).
+  options.overrides["xla_cpu_enable_concurrency_optimized_scheduler"] = false;
+  return options;
+}
+
 Executable load_or_compile(const std::string& text) {
   make_room();
   pjrt::Client& client = runtime().client();
@@ -149,8 +149,7 @@ void load_ahead(const std::string& text) {
 
 size_t forget_ahead() {
   if (in_bad_fork()) return 0;  // the threads are the parent's
-  auto loading = std::move(ahead());
-  ahead().clear();
+  auto loading = std::exchange(ahead(), {});
   const size_t count = loading.size();
   py::gil_scoped_release release;
   loading.clear();  // the end of a future waits for its thread

@@ -4,9 +4,14 @@
 #include <memory>
 #include <string>
 
+#include "../pjrt/client.h"
 #include "../pjrt/executable.h"
+#include "../pjrt/options.h"
 
 namespace torchtpu {
+
+// What the device compiles with on a client's plugin: a part of the cache's keys.
+pjrt::CompileOptions compile_options(const pjrt::Client& client);
 
 // The executable of a program, which is cached if it has to be compiled. Called with the GIL, which
 // is released around the plugin's work.

@@ -56,6 +56,7 @@ void bind_dispatch(py::module_& m) {
     names.push_back("aten::equal");  // whole in its hook
     return names;
   });
+  m.def("compile_options", compile_options, py::arg("client"));
   m.def("load_ahead", load_ahead, py::arg("text"));
   m.def("forget_ahead", forget_ahead);
   m.def("_evict_programs", evict_programs, py::arg("most"));
