@@ -61,7 +61,7 @@ def sources() -> list[str]:
     """The translation units: one a room of csrc, parsing torch's headers once for all its files
     and so builds in a third of the time; with TORCHTPU_BUILD_UNITY=0 one a file, which rebuilds
     less after an edit."""
-    rooms = ("pjrt", "device", "dispatch", "layouts")
+    rooms = ("pjrt", "kernels", "device", "dispatch", "layouts")
     files = {room: sorted((CSRC / room).glob("*.cc")) for room in rooms}
     for room in rooms:
         bindings = CSRC / "python" / f"{room}_bindings.cc"

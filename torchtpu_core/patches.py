@@ -79,12 +79,17 @@ def _apply_to_compile() -> None:
 def _apply_to_precision() -> None:
     import torch
 
+    import torchtpu_core._C as _C
     from torchtpu_core.precision import follow_torch
 
     original = torch.set_float32_matmul_precision
 
     @functools.wraps(original)
     def set_float32_matmul_precision(precision: str) -> None:
+        if _C.is_initialized():
+            # programs in flight may call PyTorch's kernels, which would follow it
+            for device in range(_C.device_count()):
+                _C.synchronize(device)
         original(precision)
         follow_torch()
 

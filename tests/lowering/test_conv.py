@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from tests.lowering.harness import build, check
+from tests.lowering.harness import check
 
 aten = torch.ops.aten
 SPATIAL = [9, 8, 7]
@@ -57,24 +57,6 @@ def test_dtypes(dtype, transposed):
     how = [1, 1], [1, 1], [1, 1], transposed, [0, 0], 1
     loose = {} if dtype is torch.float64 else {"rtol": 2e-2, "atol": 6e-2}
     check(aten.convolution.default, x, w, c, *how, **loose)
-
-
-@pytest.mark.parametrize(
-    "shape, kernel, how",
-    [
-        ((2, 350, 4, 5), (3, 3), ([2, 1], [1, 2], [1, 2])),
-        ((1, 1024, 9), (3,), ([3], [1], [1])),
-        ((1, 150, 3, 4, 4), (2, 3, 3), ([1, 2, 2], [0, 1, 1], [1, 1, 1])),
-        ((2, 2048, 5, 4), (1, 1), ([3, 2], [0, 0], [1, 1])),
-    ],
-    ids=str,
-)
-def test_a_large_weight_and_few_positions_are_a_product_on_the_cpu(shape, kernel, how):
-    x, w = torch.randn(shape), torch.randn(512, shape[1], *kernel)
-    args = (x, w, torch.randn(512), *how, False, [0] * len(kernel), 1)
-    text = build(aten.convolution.default, args, {}, target="cpu")[0]
-    assert "stablehlo.dot_general" in text and "stablehlo.convolution" not in text
-    check(aten.convolution.default, *args, target="cpu", rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, True, True]])

@@ -12,11 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, host_kernels
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,27 @@ def _numbers(n: int) -> str:
     return "".join(str(i) for i in range(n))
 
 
+def _positions_of(m: Sequence[int], kernel: Sequence[int], win: _Window) -> list[int]:
+    """The spatial size of a convolution's output, all windows that fit in an input of size `m`."""
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, win.dilation)]
+    return [
+        (n + 2 * p - span) // st + 1 for n, p, span, st in zip(m, win.padding, spans, win.stride)
+    ]
+
+
+def _on_host(
+    b: Builder, kind: str, x: Value, y: Value, shape: Sequence[int], win: _Window
+) -> Value:
+    """PyTorch's own kernel; kind and operands: as host_kernels.convolution has them."""
+    numbers = {
+        "stride": win.stride,
+        "padding": win.padding,
+        "dilation": win.dilation,
+        "groups": [win.groups],
+    }
+    return host_kernels.convolution(b, kind, x, y, shape, numbers)
+
+
 def _empty(*xs: Value) -> bool:
     return any(x.numel == 0 for x in xs)
 
@@ -56,15 +75,13 @@ def _forward(
 ) -> Value:
     """`size`: how many output positions to compute, all of them by default."""
     n, s = x.ndim - 2, _numbers(x.ndim - 2)
-    spans = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], win.dilation)]
     padding = [(p, p) for p in win.padding]
+    all_of = _positions_of(x.shape[2:], w.shape[2:], win)
     if size is None:
-        size = [
-            (m + 2 * p - span) // st + 1
-            for m, p, span, st in zip(x.shape[2:], win.padding, spans, win.stride)
-        ]
+        size = all_of
         crop = False  # what the stride leaves over at the end, a convolution leaves out by itself
     else:
+        spans = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], win.dilation)]
         need = [(m - 1) * st + span for m, st, span in zip(size, win.stride, spans)]
         padding = [(p, k - m - p) for p, k, m in zip(win.padding, need, x.shape[2:])]
         crop = True
@@ -72,62 +89,15 @@ def _forward(
     dtype = opmath(x.dtype)
     if _empty(x, w) or math.prod(shape) == 0:
         return b.constant(0, dtype, shape)
+    work = math.prod(shape) * w.numel // w.shape[0]
+    if list(size) == all_of and host_kernels.takes_convolution(b, x, w, work):
+        return _on_host(b, "convolution", x, w, shape, win)
     if crop:
         x, padding = _crop(b, x, padding)
-    if _is_mostly_weight(b, w, shape, win):
-        return _as_product(b, x, w, win, padding, shape)
     dims = ("bf" + s, "oi" + s, "bf" + s)
     return b.convolution(
         x, w, dims, shape, win.stride, padding, [1] * n, win.dilation, win.groups, out_dtype=dtype
     )
-
-
-#: weights from this size on do not fit in a core's caches, and are slow to transpose
-_LARGE_WEIGHT = 1 << 20
-
-
-def _is_mostly_weight(b: Builder, w: Value, shape: Sequence[int], win: _Window) -> bool:
-    """Whether XLA's CPU compiler would take longer to transpose `w` (it convolves with weights
-    [*K, I, O] only) than to copy the few windows [N, *S] of an output of this shape.
-    """
-    positions = shape[0] * math.prod(shape[2:])
-    return (
-        b.module.target == "cpu"
-        and w.dtype == "f32"
-        and win.groups == 1
-        and w.numel >= _LARGE_WEIGHT
-        and positions * 4 <= w.shape[0]
-    )
-
-
-def _as_product(
-    b: Builder,
-    x: Value,
-    w: Value,
-    win: _Window,
-    padding: Sequence[tuple[int, int]],
-    shape: Sequence[int],
-) -> Value:
-    """`_forward` as the product of w [O, I * K] and the windows [N * S, I * K] of `x`; `padding` is
-    not negative, `shape` that of the result.
-    """
-    n, size = x.ndim - 2, shape[2:]
-    rows, columns = shape[0] * math.prod(size), w.numel // w.shape[0]
-    x = b.pad(x, 0, [0, 0, *(lo for lo, _ in padding)], [0, 0, *(hi for _, hi in padding)])
-    x = b.transpose(x, [0, *range(2, n + 2), 1])
-    parts = []
-    for at in np.ndindex(*w.shape[2:]):
-        low = [0, *(i * d for i, d in zip(at, win.dilation)), 0]
-        high = [lo + (m - 1) * st + 1 for lo, m, st in zip(low[1:], size, win.stride)]
-        part = b.slice(x, low, [x.shape[0], *high, x.shape[-1]], [1, *win.stride, 1])
-        parts.append(b.unsqueeze(part, part.ndim))
-    windows = b.concatenate(parts, n + 2)
-    # the barrier makes the windows once, whatever the product would fuse
-    (windows,) = b.barrier([b.reshape(windows, [rows, columns])])
-    weight = b.reshape(w, [w.shape[0], columns])
-    out = b.dot_general(weight, windows, ((1,), (1,)), out_dtype=opmath(x.dtype))
-    out = b.reshape(out, [w.shape[0], shape[0], *size])
-    return b.transpose(out, [1, 0, *range(2, n + 2)])
 
 
 def _crop(
@@ -148,6 +118,9 @@ def _transposed(b: Builder, x: Value, w: Value, win: _Window, size: Sequence[int
     dtype = opmath(x.dtype)
     if _empty(x, w) or math.prod(shape) == 0:
         return b.constant(0, dtype, shape)
+    whole = _positions_of(size, kernel, win) == list(x.shape[2:])
+    if whole and host_kernels.takes_convolution(b, x, w, x.numel * w.numel // w.shape[0]):
+        return _on_host(b, "convolution_input_gradient", x, w, shape, win)
     w = b.reverse(w, [i + 2 for i in range(n) if kernel[i] > 1])
     if g > 1:  # [g * O/g, I/g, *K] -> [O/g, g * I/g, *K]
         w = b.reshape(w, [g, w.shape[0] // g, *w.shape[1:]])
@@ -178,6 +151,10 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
     dtype = opmath(x.dtype)
     if _empty(x, grad) or math.prod(shape) == 0:
         return b.constant(0, dtype, shape)
+    whole = _positions_of(x.shape[2:], kernel, win) == list(grad.shape[2:])
+    work = grad.numel * math.prod(shape[1:])
+    if whole and host_kernels.takes_convolution(b, x, grad, work):
+        return _on_host(b, "convolution_weight_gradient", grad, x, shape, win)
     padding = []
     for i in range(n):
         span = (grad.shape[i + 2] - 1) * win.stride[i] + 1

@@ -26,7 +26,8 @@ class Module:
     precision: "DEFAULT", "HIGH" or "HIGHEST", of the products of f32 and c64 in its functions;
     emulate: those products are made of bf16 pieces in so many words (bf16.py). target: the platform
     whose compiler gets the module: "cpu", or "tpu" where what a TPU's compiler lacks is written out
-    (wide.py, dft.py), which every compiler takes.
+    (wide.py, dft.py), which every compiler takes. host_kernels: large products are calls of
+    PyTorch's CPU kernels (host_kernels.py), which only this process's XLA CPU plugin can run.
     """
 
     def __init__(
@@ -36,9 +37,11 @@ class Module:
         precision: str = "HIGHEST",
         emulate: bool = False,
         target: str = "tpu",
+        host_kernels: bool = False,
     ):
         self.name, self.attributes = name, attributes
         self.precision, self.emulate, self.target = precision, emulate, target
+        self.host_kernels = host_kernels
         #: already printed ops that stand before the functions (meshes of devices)
         self.header: list[str] = []
         self._functions: dict[str, str] = {}

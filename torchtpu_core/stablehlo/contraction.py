@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchtpu_core.stablehlo import bf16, wide
+from torchtpu_core.stablehlo import bf16, host_kernels, wide
 from torchtpu_core.stablehlo import literals as lit
 from torchtpu_core.stablehlo.reduction import Reductions
 from torchtpu_core.stablehlo.types import TensorType
@@ -26,23 +26,24 @@ class Contractions(Reductions):
             self.precision = outer
 
     def _product(
-        self, name: str, x: Value, y: Value, dtype: str, shape: Sequence[int], attrs: str
+        self, x: Value, y: Value, multiply: Callable[[Value, Value, str, str], Value], dtype: str
     ) -> Value:
-        """A dot or convolution with its precision: that of the builder for f32 and c64; other
-        types have no less than their own, which for bf16 is the default: at any other, a TPU's
-        compiler does not fuse the product with what follows.
+        """A dot or convolution, `multiply(x, y, element type, printed attribute)`, with its
+        precision: that of the builder for f32 and c64; other types have no less than their own,
+        which for bf16 is the default: at any other, a TPU's compiler does not fuse the product with
+        what follows.
         """
         single = x.dtype in ("f32", "complex<f32>")
         level = self.precision if single else "DEFAULT" if x.dtype == "bf16" else "HIGHEST"
+        p = f"#stablehlo<precision {level}>"
+        config = f"precision_config = [{p}, {p}]"
 
-        def multiply(x: Value, y: Value) -> Value:
-            p = f"#stablehlo<precision {level}>"
-            out = x.dtype if single else dtype
-            return self._one(name, [x, y], out, shape, f"{attrs}, precision_config = [{p}, {p}]")
+        def one(x: Value, y: Value) -> Value:
+            return multiply(x, y, x.dtype if single else dtype, config)
 
         if single and self.emulate:
-            return bf16.product(self, x, y, multiply, self.precision)
-        return multiply(x, y)
+            return bf16.product(self, x, y, one, self.precision)
+        return one(x, y)
 
     def _is_wide(self, x: Value) -> bool:
         """Whether a product with `x` has to be put in other words for the compiler."""
@@ -72,7 +73,13 @@ class Contractions(Reductions):
             f"lhs_contracting_dimensions = {lit.int_list(cx)}, "
             f"rhs_contracting_dimensions = {lit.int_list(cy)}>"
         )
-        return self._product("stablehlo.dot_general", x, y, out_dtype or x.dtype, shape, attrs)
+
+        def multiply(x: Value, y: Value, dtype: str, config: str) -> Value:
+            if dtype == x.dtype and host_kernels.takes_dot(self, x, y, contract, batch):
+                return host_kernels.dot_general(self, x, y, shape, contract, batch)
+            return self._one("stablehlo.dot_general", [x, y], dtype, shape, f"{attrs}, {config}")
+
+        return self._product(x, y, multiply, out_dtype or x.dtype)
 
     def convolution(
         self,
@@ -103,7 +110,13 @@ class Contractions(Reductions):
             f"feature_group_count = {feature_groups} : i64, "
             f"batch_group_count = {batch_groups} : i64"
         )
-        return self._product("stablehlo.convolution", x, w, out_dtype or x.dtype, out_shape, attrs)
+
+        def multiply(x: Value, w: Value, dtype: str, config: str) -> Value:
+            return self._one(
+                "stablehlo.convolution", [x, w], dtype, out_shape, f"{attrs}, {config}"
+            )
+
+        return self._product(x, w, multiply, out_dtype or x.dtype)
 
     # ---- gather and scatter ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "../kernels/kernels.h"
 #include "heap.h"
 
 namespace py = pybind11;
@@ -100,9 +101,11 @@ Runtime& create() {
   try {
     const CpuThreads threads(choice);
     if (is_cpu(choice)) heap::keep();
-    auto client = pjrt::Client::create(pjrt::Plugin::load(choice.path), choice.options);
+    const auto plugin = pjrt::Plugin::load(choice.path);
+    const bool kernels = is_cpu(choice) && kernels::install(*plugin);
+    auto client = pjrt::Client::create(plugin, choice.options);
     TORCH_CHECK(!client->devices().empty(), "The PJRT plugin ", choice.path, " reports no devices");
-    auto* made = new Runtime(std::move(client));
+    auto* made = new Runtime(std::move(client), kernels);
     last_count.store(made->device_count());
     instance.store(made, std::memory_order_release);
     return *made;

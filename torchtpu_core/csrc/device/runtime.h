@@ -15,9 +15,12 @@ namespace torchtpu {
 
 class Runtime {
  public:
-  explicit Runtime(std::shared_ptr<pjrt::Client> client) : client_(std::move(client)) {}
+  Runtime(std::shared_ptr<pjrt::Client> client, bool has_kernels)
+      : client_(std::move(client)), has_kernels_(has_kernels) {}
 
   pjrt::Client& client() const noexcept { return *client_; }
+  // Whether programs can call PyTorch's CPU kernels (kernels/kernels.h).
+  bool has_kernels() const noexcept { return has_kernels_; }
   int device_count() const noexcept { return static_cast<int>(client_->devices().size()); }
   // An index out of range is an error that names the number of devices.
   const pjrt::Device& device(c10::DeviceIndex index) const;
@@ -27,6 +30,7 @@ class Runtime {
 
  private:
   std::shared_ptr<pjrt::Client> client_;
+  bool has_kernels_;
 };
 
 // The runtime, created by the first call. May take the GIL; callers hold no lock that a thread with

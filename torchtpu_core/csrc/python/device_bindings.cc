@@ -98,6 +98,7 @@ void bind_device(py::module_& m) {
   def(m, "is_in_bad_fork", [] { return in_bad_fork(); });
   def(m, "is_available", [] { return is_available(); });
   def(m, "device_count", [] { return device_count(); });
+  def(m, "has_kernels", [] { return runtime().has_kernels(); });
   def(m, "device_info", [](DeviceIndex index) { return device_info(index); });
 
   def(m, "current_device", [] { return current_device(); });

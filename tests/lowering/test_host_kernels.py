@@ -1,0 +1,217 @@
+"""Products that programs on XLA's CPU plugin leave to PyTorch's kernels: the same numbers as
+StableHLO's own ops give, for every arrangement of dimensions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.lowering.harness import run
+from torchtpu_core import _C, flags, precision
+from torchtpu_core.lowering import program
+from torchtpu_core.stablehlo import Module, TensorType, host_kernels
+
+pytestmark = pytest.mark.skipif(
+    not _C.has_kernels(), reason="the plugin cannot call functions of this process"
+)
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The texts of the programs that are built in the test."""
+    found, seal = [], program.seal
+
+    def spy(b, module, plan, *rest):
+        seal(b, module, plan, *rest)
+        found.append(plan.text)
+
+    monkeypatch.setattr(program, "seal", spy)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _new_programs(monkeypatch):
+    """Every program is built and not found on disk: its text is looked at."""
+    monkeypatch.setattr("torchtpu_core.plans.find", lambda key: None)
+
+
+def calls(texts):
+    """The custom calls of the programs."""
+    return [line.split('"')[3] for t in texts for line in t.splitlines() if "custom_call" in line]
+
+
+EQUATIONS = [
+    ("mk,kn->mn", {}),
+    ("km,nk->mn", {}),
+    ("bmk,bkn->bmn", {"b": 3}),
+    ("mbk,nkb->bmn", {"b": 3}),
+    ("bqhd,bkhd->bhqk", {"b": 2, "h": 3, "q": 40, "k": 50, "d": 70}),
+    ("bhqk,bkhd->bqhd", {"b": 2, "h": 3, "q": 40, "k": 50, "d": 70}),
+    ("abkl,lkc->abc", {"a": 5, "b": 20, "k": 6, "l": 15, "c": 90}),
+    ("gbk,gkn->bgn", {"g": 4, "b": 50}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("equation", "sizes"), EQUATIONS)
+def test_einsum(equation, sizes, dtype, texts):
+    """Batches, sums and free dimensions in any order, against float64 on the CPU."""
+    left, right = equation.split("->")[0].split(",")
+    x, y = (torch.randn(*(sizes.get(c, 97) for c in s), dtype=dtype) for s in (left, right))
+    got = torch.einsum(equation, x.to("tpu"), y.to("tpu"))
+    want = torch.einsum(equation, x.double(), y.double())
+    rtol = 2e-6 if dtype == torch.float32 else 1e-13
+    torch.testing.assert_close(got.cpu().double(), want, rtol=0, atol=rtol * want.abs().max())
+    assert "torchtpu.dot_general" in calls(texts)
+
+
+@pytest.mark.parametrize("size", [90, 200])
+def test_views_and_special_values(size, texts):
+    """Transposed, strided and broadcast operands; infinities and NaN stay where they are. The
+    sizes are on both sides of the one from which oneDNN multiplies."""
+    x, y = torch.randn(size, 2 * size), torch.randn(size, size)
+    x[3, 4], x[5, 8] = torch.inf, torch.nan
+    for a, c in ((x[:, ::2], y.t()), (x.t()[::2], y), (x[:, :size], y[:1].expand(size, size))):
+        got = (a.to("tpu") @ c.to("tpu")).cpu()
+        torch.testing.assert_close(got, a @ c, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert len(calls(texts)) >= 3
+
+
+def test_small_and_other_products_are_xla_s(texts):
+    """Small products, products with a vector, and other types."""
+    x, y = torch.randn(32, 32, device="tpu"), torch.randn(512, 1024, device="tpu")
+    x @ x
+    y @ torch.randn(1024, device="tpu")
+    torch.randn(1, 1024, device="tpu") @ y.t()
+    y.bfloat16() @ y.bfloat16().t()
+    (y > 0).long() @ (y > 0).long().t()
+    assert not calls(texts)
+    assert sum("dot_general" in t for t in texts) == 5
+
+
+CONVOLUTIONS = [
+    (n, *rest)
+    for n in (1, 2, 3)
+    for rest in itertools.product((False, True), (1, 2), (0, 1), (1, 2), (1, 4))
+]
+
+
+def convolve(x, w, n, transposed, arguments):
+    """(output, gradients of x and w)."""
+    x, w = x.requires_grad_(), w.requires_grad_()
+    y = getattr(F, f"conv{'_transpose' if transposed else ''}{n}d")(x, w, None, **arguments)
+    weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).to(y.dtype)
+    return [y, *torch.autograd.grad(y, (x, w), weights.to(y.device).reshape(y.shape))]
+
+
+@pytest.mark.parametrize(
+    ("n", "transposed", "stride", "padding", "dilation", "groups"), CONVOLUTIONS
+)
+def test_convolution(n, transposed, stride, padding, dilation, groups, texts):
+    """Convolutions and both gradients, in all arrangements, against float64 on the CPU."""
+    x = torch.randn(2, 16, *{1: (900,), 2: (30, 29), 3: (12, 11, 10)}[n])
+    w = torch.randn(*((16, 32 // groups) if transposed else (32, 16 // groups)), *[3] * n)
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    if transposed and stride == 2:
+        arguments["output_padding"] = 1
+    want = convolve(x.double(), w.double(), n, transposed, arguments)
+    got = convolve(x.to("tpu"), w.to("tpu"), n, transposed, arguments)
+    for a, c in zip(got, want):
+        scale = c.abs().max().item()
+        torch.testing.assert_close(a.cpu().double(), c, rtol=0, atol=1e-5 * scale)
+    kinds = {c.removeprefix("torchtpu.") for c in calls(texts)}
+    wanted = {"convolution", "convolution_input_gradient", "convolution_weight_gradient"}
+    assert kinds <= wanted
+    assert groups == 4 or kinds == wanted
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_channels_last(n, texts):
+    """Channels that are last in memory stay there, in and out."""
+    order = {2: torch.channels_last, 3: torch.channels_last_3d}[n]
+    x = torch.randn(2, 16, *[14] * n).to(memory_format=order)
+    w = torch.randn(32, 16, *[3] * n)
+    want = convolve(x.double(), w.double(), n, False, {"padding": 1})
+    got = convolve(x.to("tpu"), w.to("tpu"), n, False, {"padding": 1})
+    for a, c in zip(got, want):
+        torch.testing.assert_close(a.cpu().double(), c, rtol=0, atol=1e-5 * c.abs().max().item())
+    assert got[0].is_contiguous(memory_format=order)
+    assert sum("channels_last = array<i64: 1>" in t for t in texts) >= 2
+
+
+def test_crops_are_xla_s(texts):
+    """What is no whole convolution: an output padding as large as the dilation allows."""
+    x, w = torch.randn(2, 16, 30, 29), torch.randn(16, 32, 3, 3)
+    arguments = {"stride": 1, "dilation": 2, "output_padding": 1}
+    want = convolve(x.double(), w.double(), 2, True, arguments)
+    got = convolve(x.to("tpu"), w.to("tpu"), 2, True, arguments)
+    for a, c in zip(got, want):
+        torch.testing.assert_close(a.cpu().double(), c, rtol=0, atol=1e-5 * c.abs().max().item())
+
+
+def test_in_compiled_graphs_and_under_modes():
+    """A compiled train step; Python's dispatch modes and autocast for the CPU, which are on where
+    the program is launched, do not reach the kernels."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert all(a.device.type != "cpu" for a in args if isinstance(a, torch.Tensor))
+            return func(*args, **(kwargs or {}))
+
+    x, w = torch.randn(64, 128), torch.randn(256, 128, requires_grad=True)
+
+    def step(x, w):
+        return F.relu(x @ w.t()).square().mean()
+
+    want = torch.autograd.grad(step(x, w), w)[0]
+    on = w.detach().to("tpu").requires_grad_()
+    got = torch.autograd.grad(torch.compile(step, backend="tpu")(x.to("tpu"), on), on)[0]
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-6)
+    a, c = x.to("tpu"), w.detach().to("tpu")
+    with Mode(), torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        y = a @ c.t()
+    torch.testing.assert_close(y.cpu(), (x @ w.t()).detach(), rtol=1e-5, atol=1e-4)
+
+
+def test_stays_float32_whatever_pytorch_s_setting():
+    """PyTorch's kernels multiply in bf16 where its setting lets them; the CPU plugin does not."""
+    x = torch.randn(256, 512)
+    want, a = x.double() @ x.double().t(), x.to("tpu")
+    try:
+        torch.set_float32_matmul_precision("medium")
+        for mode in ("default", "highest"):
+            with torch.tpu.precision(mode):
+                got = (a @ a.t()).cpu().double()
+            torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * want.abs().max().item())
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert flags.get(flags.XLA_PRODUCTS) == 0
+
+
+def test_programs_for_a_tpu_have_none():
+    """Neither a program for a TPU nor one whose products are emulated in bf16 convolves by call."""
+    before = flags.put(flags.FOR_TPU, flags.FOR_TPU)
+    try:
+        assert not precision.of_products()["host_kernels"]
+    finally:
+        flags.put(flags.FOR_TPU, before)
+    module = Module(target="cpu", emulate=True, host_kernels=True)
+    b = module.function(
+        "main", [TensorType("f32", (2, 8, 32, 32)), TensorType("f32", (8, 8, 3, 3))]
+    )
+    assert not host_kernels.takes_convolution(b, *b.args, 1 << 30)
+
+
+def test_a_failing_kernel_fails_the_program():
+    """What a kernel throws reaches the user, who can go on."""
+    module = Module(target="cpu", host_kernels=True)
+    b = module.function("main", [TensorType("f32", (4, 8, 9)), TensorType("f32", (8, 5, 3))], True)
+    numbers = {"stride": [1], "padding": [0], "dilation": [1], "groups": [1]}
+    b.finish([host_kernels.convolution(b, "convolution", *b.args, (4, 8, 7), numbers)])
+    with pytest.raises(Exception, match="channels"):
+        run(str(module), [torch.randn(4, 8, 9), torch.randn(8, 5, 3)], [torch.empty(4, 8, 7)])
+    assert (torch.ones(2, device="tpu") + 1).sum().item() == 4

@@ -1,0 +1,92 @@
+#include "call.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torchtpu::kernels {
+namespace {
+
+namespace ffi = pjrt::ffi;
+
+c10::ScalarType scalar_type(ffi::Type type) {
+  switch (type) {
+    case ffi::Type::kF32:
+      return c10::kFloat;
+    case ffi::Type::kF64:
+      return c10::kDouble;
+    case ffi::Type::kS64:
+      return c10::kLong;
+  }
+  TORCH_CHECK(false, "custom call with a buffer of XLA's element type ", static_cast<int>(type));
+}
+
+// The thread's dispatch state for as long as a handler runs: plain CPU kernels, whatever modes
+// (autograd, autocast, Python's) are on where the program was launched, which may be this thread.
+class PlainKernels {
+ public:
+  PlainKernels()
+      : guard_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
+               c10::default_excluded_set | c10::autocast_dispatch_keyset |
+                   c10::autograd_dispatch_keyset_with_ADInplaceOrView) {}
+
+ private:
+  c10::impl::ForceDispatchKeyGuard guard_;
+};
+
+}  // namespace
+
+at::IntArrayRef Call::ints(std::string_view name) const {
+  const ffi::Attributes& attributes = frame_.attributes;
+  for (int64_t i = 0; i < attributes.size; ++i) {
+    if (std::string_view(attributes.names[i]->data, attributes.names[i]->size) != name) continue;
+    TORCH_CHECK(attributes.kinds[i] == ffi::AttributeKind::kArray);
+    const auto& array = *static_cast<const ffi::Array*>(attributes.items[i]);
+    TORCH_CHECK(array.type == ffi::Type::kS64 || array.size == 0);
+    return {static_cast<const int64_t*>(array.data), array.size};
+  }
+  TORCH_CHECK(false, "custom call without the attribute ", name);
+}
+
+at::Tensor Call::tensor(const ffi::Buffers& buffers, int64_t i, bool channels_last) {
+  TORCH_CHECK(i < buffers.size, "custom call with ", buffers.size, " buffers");
+  const ffi::Buffer& buffer = *buffers.items[i];
+  const at::IntArrayRef sizes(buffer.dims, static_cast<size_t>(buffer.rank));
+  const at::TensorOptions options(scalar_type(buffer.type));
+  if (!channels_last) return at::from_blob(buffer.data, sizes, options);
+  c10::SmallVector<int64_t, 5> strides(sizes.size());
+  int64_t step = sizes[1];
+  strides[1] = 1;
+  for (size_t d = sizes.size() - 1; d > 1; --d) {
+    strides[d] = step;
+    step *= sizes[d];
+  }
+  strides[0] = step;
+  return at::from_blob(buffer.data, sizes, strides, options);
+}
+
+ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&)) {
+  for (const ffi::Extension* e = frame->extension_start; e != nullptr; e = e->next) {
+    if (e->type == ffi::kMetadataExtension) {
+      const auto* asked = reinterpret_cast<const ffi::MetadataExtension*>(e);
+      asked->metadata->version = frame->api->version;
+      return nullptr;
+    }
+  }
+  const auto error = [frame](const char* message) {
+    constexpr int32_t kInternal = 13;
+    ffi::ErrorCreateArgs args{sizeof args, nullptr, message, kInternal};
+    return frame->api->error_create(&args);
+  };
+  try {
+    const PlainKernels plain;
+    at::get_num_threads();  // gives a new thread PyTorch's setting
+    body(Call(*frame));
+    return nullptr;
+  } catch (const c10::Error& e) {
+    return error(e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return error(e.what());
+  }
+}
+
+}  // namespace torchtpu::kernels

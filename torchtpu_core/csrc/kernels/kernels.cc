@@ -1,0 +1,20 @@
+#include "kernels.h"
+
+#include "call.h"
+
+namespace torchtpu::kernels {
+
+bool install(const pjrt::Plugin& plugin) {
+  constexpr std::pair<const char*, pjrt::ffi::Handler> kHandlers[] = {
+      {"torchtpu.dot_general", handler<dot_general>},
+      {"torchtpu.convolution", handler<convolution>},
+      {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient>},
+      {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient>},
+  };
+  for (const auto& [name, function] : kHandlers) {
+    if (!pjrt::ffi::register_handler(plugin, name, function)) return false;
+  }
+  return true;
+}
+
+}  // namespace torchtpu::kernels

@@ -1,0 +1,151 @@
+"""Products that a program on XLA's CPU plugin leaves to PyTorch's own CPU kernels, by custom calls
+(csrc/kernels): XLA's take up to twice the time. Small ones stay with XLA, for whose code a call is
+too far.
+
+A transpose before a product is part of the call; convolutions keep the channels where they are in
+memory. All else is row-major.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchtpu_core.stablehlo import literals as lit
+from torchtpu_core.stablehlo.types import TensorType
+
+if TYPE_CHECKING:
+    from torchtpu_core.stablehlo.builder import Builder, Value
+
+#: element types of the products meant
+_DOT = frozenset(("f32", "f64"))
+_CONVOLUTION = frozenset(("f32",))
+
+#: multiplications from which on a call is worth it
+_MANY = 1 << 19
+
+
+def takes_dot(
+    b: Builder,
+    x: Value,
+    y: Value,
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]],
+) -> bool:
+    """Whether PyTorch's kernel is to do this `dot_general`. A product with a vector reads its
+    matrix once, which XLA does as fast.
+    """
+    if not b.module.host_kernels or x.dtype not in _DOT:
+        return False
+    size = [math.prod(v.shape[i] for i in (*c, *p)) for v, c, p in zip((x, y), contract, batch)]
+    if 0 in size:
+        return False
+    rows, columns = x.numel // size[0], y.numel // size[1]
+    return min(rows, columns) > 1 and size[0] * rows * columns >= _MANY
+
+
+def dot_general(
+    b: Builder,
+    x: Value,
+    y: Value,
+    shape: Sequence[int],
+    contract: tuple[Sequence[int], Sequence[int]],
+    batch: tuple[Sequence[int], Sequence[int]],
+) -> Value:
+    """`Builder.dot_general` with a result of this shape."""
+    xs, ys = (_untransposed(v, c, p) for v, c, p in zip((x, y), contract, batch))
+    numbers = {
+        "lhs_batching_dimensions": xs[2],
+        "rhs_batching_dimensions": ys[2],
+        "lhs_contracting_dimensions": xs[1],
+        "rhs_contracting_dimensions": ys[1],
+    }
+    layouts = [_row_major(n) for n in (xs[0].ndim, ys[0].ndim, len(shape))]
+    return _call(b, "torchtpu.dot_general", (xs[0], ys[0]), shape, numbers, layouts)
+
+
+def _untransposed(
+    x: Value, contract: Sequence[int], batch: Sequence[int]
+) -> tuple[Value, list[int], list[int]]:
+    """(x, contract, batch) before transposes that leave the order of all other dimensions."""
+    contract, batch = list(contract), list(batch)
+
+    def free(v: Value) -> list[int]:
+        return [d for d in range(v.ndim) if d not in contract and d not in batch]
+
+    while x.origin is not None and x.origin[1] is not None:
+        source, perm = x.origin
+        if [perm[d] for d in free(x)] != sorted(perm[d] for d in free(x)):
+            break
+        contract, batch = [perm[d] for d in contract], [perm[d] for d in batch]
+        x = source
+    return x, contract, batch
+
+
+def takes_convolution(b: Builder, x: Value, y: Value, multiplications: int) -> bool:
+    """Whether PyTorch's kernels are to do a convolution, or a gradient of one, in one to three
+    spatial dimensions.
+    """
+    return (
+        b.module.host_kernels
+        and not b.emulate
+        and x.dtype == y.dtype
+        and x.dtype in _CONVOLUTION
+        and 3 <= x.ndim <= 5
+        and multiplications >= _MANY
+    )
+
+
+def convolution(
+    b: Builder,
+    kind: str,
+    x: Value,
+    y: Value,
+    shape: Sequence[int],
+    numbers: dict[str, Sequence[int]],
+) -> Value:
+    """A result of this shape. kind: "convolution" of x by y, "convolution_input_gradient" from the
+    output's gradient x and the weight y, or "convolution_weight_gradient" from the output's
+    gradient x and the input y. numbers: PyTorch's stride, padding, dilation and groups.
+    """
+    data = [x, y] if kind == "convolution_weight_gradient" else [x]
+    last = any(v.origin is not None and v.origin[1] == _channels_first(v.ndim) for v in data)
+    orders = [_channels_last(v.ndim) if last and v in data else _row_major(v.ndim) for v in (x, y)]
+    weight = kind == "convolution_weight_gradient" or not last
+    orders.append(_row_major(len(shape)) if weight else _channels_last(len(shape)))
+    numbers = {**numbers, "channels_last": [int(last)]}
+    return _call(b, f"torchtpu.{kind}", (x, y), shape, numbers, orders)
+
+
+def _channels_first(ndim: int) -> tuple[int, ...]:
+    """The permutation of [N, *S, C] that gives [N, C, *S]."""
+    return (0, ndim - 1, *range(1, ndim - 1))
+
+
+def _channels_last(ndim: int) -> list[int]:
+    """The layout of values [N, C, *S] that lie in memory as [N, *S, C]: fastest dimension first."""
+    return [1, *range(ndim - 1, 1, -1), 0]
+
+
+def _row_major(ndim: int) -> list[int]:
+    return list(range(ndim))[::-1]
+
+
+def _call(
+    b: Builder,
+    target: str,
+    operands: Sequence[Value],
+    shape: Sequence[int],
+    numbers: dict[str, Sequence[int]],
+    layouts: Sequence[Sequence[int]],
+) -> Value:
+    """layouts: of the operands and the result."""
+    config = ", ".join(f"{k} = {lit.ints(v)}" for k, v in numbers.items())
+    printed = [f"dense<{list(o)}> : tensor<{len(o)}xindex>" for o in layouts]
+    # version 4 has typed attributes and an error to return
+    attrs = (
+        f"api_version = 4 : i32, backend_config = {{{config}}}, "
+        f"operand_layouts = [{', '.join(printed[:-1])}], result_layouts = [{printed[-1]}]"
+    )
+    return b.custom_call(target, operands, [TensorType(operands[0].dtype, tuple(shape))], attrs)[0]
