@@ -13,8 +13,8 @@ TORCH_API void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tenso
 namespace torchtpu::kernels {
 namespace {
 
-// Multiplications from which on oneDNN, which takes longer to start, is faster than BLAS (MKL): up to
-// twice as fast on AMD's processors.
+// Multiplications from which on oneDNN, which takes longer to start, is faster than BLAS (MKL): up
+// to twice as fast on AMD's processors.
 constexpr int64_t kLarge = 1 << 22;
 
 using Dims = c10::SmallVector<int64_t, 8>;
@@ -74,11 +74,15 @@ void multiply(const Grouped& x, const Grouped& y, const at::Tensor& out) {
   const at::Tensor b = y.matrices();
   const bool by_onednn = out.scalar_type() == c10::kFloat && at::hasMKLDNN() &&
                          out.numel() / out.size(0) * a.size(2) >= kLarge;
-  if (by_onednn) {
-    at::native::mkldnn_matmul(a, b, out, 0, 1);
-  } else if (out.size(0) == 1) {
+  if (out.size(0) == 1) {
     at::Tensor matrix = out.select(0, 0);
-    at::mm_out(matrix, a.select(0, 0), b.select(0, 0));
+    if (by_onednn) {
+      at::native::mkldnn_matmul(a.select(0, 0), b.select(0, 0), matrix, 0, 1);
+    } else {
+      at::mm_out(matrix, a.select(0, 0), b.select(0, 0));
+    }
+  } else if (by_onednn) {
+    at::native::mkldnn_matmul(a, b, out, 0, 1);
   } else {
     at::Tensor matrices = out;
     at::bmm_out(matrices, a, b);

@@ -16,9 +16,8 @@ bool install(const pjrt::Plugin& plugin);
 void dot_general(const Call& call);
 
 // Convolutions of x [N, I, *S] with w [O, I / groups, *K], with the attributes stride, padding,
-// dilation and groups of PyTorch's operator, and channels_last (0 or 1): how x and the output lie in
-// memory. All attributes are lists of numbers.
-// "torchtpu.convolution"(x, w)
+// dilation and groups of PyTorch's operator, and channels_last (0 or 1): how x and the output lie
+// in memory. All attributes are lists of numbers. "torchtpu.convolution"(x, w)
 void convolution(const Call& call);
 // "torchtpu.convolution_input_gradient"(grad [N, O, *], w): of x, whose shape is the result's.
 void convolution_input_gradient(const Call& call);
