@@ -3,6 +3,7 @@
 import gc
 import platform
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,3 +157,50 @@ def test_freed_memory_stays_until_the_cache_is_emptied(run_python: Callable[...,
     kept, left = map(int, run_python(script, **theirs).split())
     assert (kept > 200) == ours  # of 256 MiB
     assert left < 200
+
+
+_POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_HUGE_PAGES = """
+import torch
+
+def advised():
+    # MiB of memory for which huge pages were asked for
+    total = size = 0
+    for line in open("/proc/self/smaps"):
+        if line.startswith("Size:"):
+            size = int(line.split()[1])
+        elif line.startswith("VmFlags:") and "hg" in line.split():
+            total += size
+    return total >> 10
+
+small = [torch.ones(1 << 17).to("tpu") for _ in range(64)]
+computed = torch.ones(16 << 20, device="tpu") + 1
+torch.tpu.synchronize()
+before = advised()
+model = torch.nn.Linear(4096, 4096, bias=False)
+expected = model.weight.detach().clone()
+model.to("tpu")
+after = advised()
+assert torch.equal(model.weight.detach().cpu(), expected)
+weight = model.weight.detach()
+allocated = torch.tpu.memory_allocated()
+torch.tpu.reset_peak_memory_stats()
+weight.mul_(2)  # in place, by donation
+torch.tpu.synchronize()
+assert torch.equal(weight.cpu(), expected * 2)
+assert torch.tpu.max_memory_allocated() - allocated < 1 << 20
+print(before, after)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+@pytest.mark.skipif(
+    not _POLICY.exists() or "[never]" in _POLICY.read_text(),
+    reason="the system has no transparent huge pages",
+)
+@pytest.mark.parametrize("ours", [True, False])
+def test_large_copies_have_huge_pages(run_python: Callable[..., str], ours: bool):
+    theirs = {} if ours else {"MALLOC_TOP_PAD_": "131072"}
+    before, after = map(int, run_python(_HUGE_PAGES, **theirs).split())
+    assert before == 0
+    assert after == 0 if not ours else 64 <= after < 80  # of 64 MiB

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "../device/errors.h"
+#include "../device/heap.h"
 #include "../device/runtime.h"
 #include "stats.h"
 
@@ -136,9 +137,20 @@ BufferPtr to_device(const at::Tensor& dense_cpu, const Dims& dims, c10::DeviceIn
   return translated("copying a tensor to the device", [&] {
     Runtime& rt = runtime();
     const size_t nbytes = dense_cpu.nbytes();
-    pjrt::Buffer buffer =
-        rt.client().buffer_from_host(dense_cpu.const_data_ptr(), pjrt_type(dense_cpu.scalar_type()),
-                                     {dims.data(), dims.size()}, rt.device(device));
+    const void* data = dense_cpu.const_data_ptr();
+    const PJRT_Buffer_Type type = pjrt_type(dense_cpu.scalar_type());
+    const std::span<const int64_t> shape{dims.data(), dims.size()};
+    const pjrt::Device& target = rt.device(device);
+    pjrt::Buffer buffer;
+    if (nbytes >= heap::kLarge && heap::kept() && rt.client().has_uninitialized_buffers()) {
+      // As a rule weights. Huge pages cost least where memory has not been written yet.
+      buffer = rt.client().uninitialized_buffer(type, shape, target);
+      auto* const memory = reinterpret_cast<void*>(buffer.unsafe_pointer());
+      heap::back_with_huge_pages(memory, nbytes);
+      std::memcpy(memory, data, nbytes);
+    } else {
+      buffer = rt.client().buffer_from_host(data, type, shape, target);
+    }
     return c10::make_intrusive<BufferRef>(std::move(buffer), device, nbytes);
   });
 }

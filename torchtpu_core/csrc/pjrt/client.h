@@ -90,7 +90,10 @@ class Client : public std::enable_shared_from_this<Client> {
       const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims, const Device& device,
       PJRT_HostBufferSemantics semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
       Event* done = nullptr, std::span<const int64_t> byte_strides = {}) const;
-  // Device memory with undefined contents.
+  // Device memory with undefined contents. Older plugins do not have it.
+  bool has_uninitialized_buffers() const noexcept {
+    return api()->PJRT_Client_CreateUninitializedBuffer != nullptr;
+  }
   Buffer uninitialized_buffer(PJRT_Buffer_Type type, std::span<const int64_t> dims,
                               const Device& device) const;
 
