@@ -215,3 +215,80 @@ def test_a_failing_kernel_fails_the_program():
     with pytest.raises(Exception, match="channels"):
         run(str(module), [torch.randn(4, 8, 9), torch.randn(8, 5, 3)], [torch.empty(4, 8, 7)])
     assert (torch.ones(2, device="tpu") + 1).sum().item() == 4
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("maximize", [False, True])
+def test_adam(cls, amsgrad, maximize, texts):
+    """Three steps of PyTorch's kernel, in place, with a parameter whose memory is not row-major;
+    the learning rate changes with no new program."""
+    shapes = [(64, 32, 3, 3), (100, 70), (7,), (1,)]
+    start = [torch.randn(s) for s in shapes]
+    start[1] = start[1].t().contiguous().t()
+    grads = [[torch.randn(s) for s in shapes] for _ in range(3)]
+    options = {"lr": 1e-2, "weight_decay": 0.1, "amsgrad": amsgrad, "maximize": maximize}
+    results = []
+    for device in ("cpu", "tpu"):
+        params = [t.clone().to(device).requires_grad_() for t in start]
+        views = [p.detach().reshape(-1) for p in params]
+        optimizer = cls(params, fused=True, **options)
+        for i, step in enumerate(grads):
+            for p, g in zip(params, step):
+                p.grad = torch.empty_like(p).copy_(g)  # PyTorch's CPU kernel wants one layout
+            optimizer.param_groups[0]["lr"] = 1e-2 / (i + 1)
+            optimizer.step()
+        assert torch.equal(views[0], params[0].detach().reshape(-1))
+        states = [optimizer.state[p] for p in params]
+        results.append([t.detach().cpu() for t in params])
+        results[-1] += [s[k].cpu() for s in states for k in sorted(s)]
+    for got, want in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+    assert calls(texts) == ["torchtpu.fused_adam"]
+
+
+def test_adam_holds_one_copy_of_its_state():
+    """What is updated is donated; an older value that somebody holds stays as it was."""
+    p = torch.randn(1 << 20, device="tpu", requires_grad=True)
+    p.grad = torch.randn(1 << 20, device="tpu")
+    optimizer = torch.optim.AdamW([p], fused=True, lr=1e-2)
+    optimizer.step()
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    torch.tpu.reset_peak_memory_stats()
+    optimizer.step()
+    torch.tpu.synchronize()
+    assert torch.tpu.max_memory_allocated() - before < 1 << 20
+    kept = p.detach().clone()
+    value = kept.cpu()
+    optimizer.step()
+    assert torch.equal(kept.cpu(), value)
+    assert not torch.equal(p.detach().cpu(), value)
+
+
+def test_a_compiled_step_with_adam():
+    """Forward, backward and optimizer as one program, against the CPU."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+    )
+    twin = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(64, 128)
+
+    def trained(model, x, compiler):
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+        @compiler
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return [step(x).cpu() for _ in range(4)]
+
+    want = trained(model, x, lambda f: f)
+    got = trained(twin.to("tpu"), x.to("tpu"), torch.compile(backend="tpu"))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)

@@ -14,7 +14,7 @@ from typing import Any
 from torchtpu_core.lowering.pointwise import is_finite, like
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, host_kernels
 from torchtpu_core.stablehlo.value import Operand
 
 _RUNTIME = ("lr", "weight_decay", "eps")
@@ -76,6 +76,19 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
             return (p, m, v, top) if amsgrad else (p, m, v)
 
         columns = [params, grads, exp_avgs, exp_avg_sqs] + ([max_exp_avg_sqs] if amsgrad else [])
+        scaled = grad_scale is not None or found_inf is not None
+        if not scaled and host_kernels.takes_adam(b, columns, state_steps):
+            ps, *states = host_kernels.adam(
+                b,
+                columns,
+                state_steps,
+                [b.lift(s, "f64") for s in (lr, weight_decay, eps)],
+                (beta1, beta2),
+                amsgrad=amsgrad,
+                maximize=maximize,
+                decoupled=decoupled,
+            )
+            return ps, grads, *states, *([] if amsgrad else [list(max_exp_avg_sqs)])
         out = _steps(b, columns, update, maximize, grad_scale, found_inf, state_steps)
         return (*out,) if amsgrad else (*out, list(max_exp_avg_sqs))
 

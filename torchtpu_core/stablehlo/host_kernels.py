@@ -1,6 +1,7 @@
-"""Products that a program on XLA's CPU plugin leaves to PyTorch's own CPU kernels, by custom calls
-(csrc/kernels): XLA's take up to twice the time. Small ones stay with XLA, for whose code a call is
-too far.
+"""What a program on XLA's CPU plugin leaves to PyTorch's own CPU kernels, by custom calls
+(csrc/kernels): products, which take XLA up to twice the time, and steps of Adam, whose loops XLA
+does not vectorise for the weights of convolutions. Small ones stay with XLA, for whose code a call
+is too far.
 
 A transpose before a product is part of the call; convolutions keep the channels where they are in
 memory. All else is row-major.
@@ -24,6 +25,9 @@ _CONVOLUTION = frozenset(("f32",))
 
 #: multiplications from which on a call is worth it
 _MANY = 1 << 19
+
+#: numbers in all parameters from which on a call is worth it
+_MANY_PARAMETERS = 1 << 14
 
 
 def takes_dot(
@@ -118,6 +122,55 @@ def convolution(
     return _call(b, f"torchtpu.{kind}", (x, y), shape, numbers, orders)
 
 
+def takes_adam(b: Builder, columns: Sequence[Sequence[Value]], steps: Sequence[Value]) -> bool:
+    """Whether PyTorch's kernel is to do a step for these parameters, gradients and states."""
+    return (
+        b.module.host_kernels
+        and all(v.dtype == "f32" for column in (*columns, steps) for v in column)
+        and all(v.numel == 1 for v in steps)
+        and sum(v.numel for v in columns[0]) >= _MANY_PARAMETERS
+    )
+
+
+def adam(
+    b: Builder,
+    columns: Sequence[Sequence[Value]],
+    steps: Sequence[Value],
+    scalars: Sequence[Value],
+    betas: tuple[float, float],
+    *,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+) -> list[list[Value]]:
+    """columns: parameters, gradients, exp_avgs, exp_avg_sqs and, with amsgrad, max_exp_avg_sqs;
+    scalars: lr, weight_decay and eps (f64). Returns the new columns but for the gradients.
+    """
+    params, grads, *states = columns
+    updated = [v for column in (params, *states) for v in column]
+    operands = [*scalars, *steps, *grads, *updated]
+    first = len(operands) - len(updated)
+    n = len(params)
+    numbers = {
+        "count": [n],
+        "amsgrad": [int(amsgrad)],
+        "maximize": [int(maximize)],
+        "decoupled": [int(decoupled)],
+    }
+    config = [f"{k} = {lit.ints(v)}" for k, v in numbers.items()]
+    config.append(f"betas = array<f64: {', '.join(lit.scalar_text(x, 'f64') for x in betas)}>")
+    aliases = ", ".join(
+        f"#stablehlo.output_operand_alias<output_tuple_indices = [{i}], "
+        f"operand_index = {first + i}, operand_tuple_indices = []>"
+        for i in range(len(updated))
+    )
+    layouts = [_row_major(v.ndim) for v in (*operands, *updated)]
+    attrs = _attributes(", ".join(config), layouts[: len(operands)], layouts[len(operands) :])
+    attrs += f", output_operand_aliases = [{aliases}]"
+    out = b.custom_call("torchtpu.fused_adam", operands, [v.type for v in updated], attrs)
+    return [out[i : i + n] for i in range(0, len(out), n)]
+
+
 def _channels_first(ndim: int) -> tuple[int, ...]:
     """The permutation of [N, *S, C] that gives [N, C, *S]."""
     return (0, ndim - 1, *range(1, ndim - 1))
@@ -142,10 +195,21 @@ def _call(
 ) -> Value:
     """layouts: of the operands and the result."""
     config = ", ".join(f"{k} = {lit.ints(v)}" for k, v in numbers.items())
-    printed = [f"dense<{list(o)}> : tensor<{len(o)}xindex>" for o in layouts]
-    # version 4 has typed attributes and an error to return
-    attrs = (
-        f"api_version = 4 : i32, backend_config = {{{config}}}, "
-        f"operand_layouts = [{', '.join(printed[:-1])}], result_layouts = [{printed[-1]}]"
-    )
+    attrs = _attributes(config, layouts[:-1], layouts[-1:])
     return b.custom_call(target, operands, [TensorType(operands[0].dtype, tuple(shape))], attrs)[0]
+
+
+def _attributes(
+    config: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]
+) -> str:
+    """Of a call, from its printed attributes and the layouts of its operands and results."""
+
+    def printed(orders: Sequence[Sequence[int]]) -> str:
+        each = (f"dense<{o or ''}> : tensor<{len(o)}xindex>" for o in orders)
+        return f"[{', '.join(each)}]"
+
+    # version 4 has typed attributes and an error to return
+    return (
+        f"api_version = 4 : i32, backend_config = {{{config}}}, "
+        f"operand_layouts = {printed(operands)}, result_layouts = {printed(results)}"
+    )

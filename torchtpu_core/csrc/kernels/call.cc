@@ -35,16 +35,26 @@ class PlainKernels {
 
 }  // namespace
 
-at::IntArrayRef Call::ints(std::string_view name) const {
+const ffi::Array& Call::array(std::string_view name, ffi::Type type) const {
   const ffi::Attributes& attributes = frame_.attributes;
   for (int64_t i = 0; i < attributes.size; ++i) {
     if (std::string_view(attributes.names[i]->data, attributes.names[i]->size) != name) continue;
     TORCH_CHECK(attributes.kinds[i] == ffi::AttributeKind::kArray);
     const auto& array = *static_cast<const ffi::Array*>(attributes.items[i]);
-    TORCH_CHECK(array.type == ffi::Type::kS64 || array.size == 0);
-    return {static_cast<const int64_t*>(array.data), array.size};
+    TORCH_CHECK(array.type == type || array.size == 0);
+    return array;
   }
   TORCH_CHECK(false, "custom call without the attribute ", name);
+}
+
+at::IntArrayRef Call::ints(std::string_view name) const {
+  const ffi::Array& found = array(name, ffi::Type::kS64);
+  return {static_cast<const int64_t*>(found.data), found.size};
+}
+
+c10::ArrayRef<double> Call::doubles(std::string_view name) const {
+  const ffi::Array& found = array(name, ffi::Type::kF64);
+  return {static_cast<const double*>(found.data), found.size};
 }
 
 at::Tensor Call::tensor(const ffi::Buffers& buffers, int64_t i, bool channels_last) {

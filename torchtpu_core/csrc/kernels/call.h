@@ -21,10 +21,12 @@ class Call {
     return tensor(frame_.results, i, channels_last);
   }
 
-  // An attribute of type array<i64: ...>. Throws if there is none.
+  // Attributes of type array<i64: ...> and array<f64: ...>. Throw if there is none.
   at::IntArrayRef ints(std::string_view name) const;
+  c10::ArrayRef<double> doubles(std::string_view name) const;
 
  private:
+  const pjrt::ffi::Array& array(std::string_view name, pjrt::ffi::Type type) const;
   static at::Tensor tensor(const pjrt::ffi::Buffers& buffers, int64_t i, bool channels_last);
 
   const pjrt::ffi::CallFrame& frame_;

@@ -10,6 +10,7 @@ bool install(const pjrt::Plugin& plugin) {
       {"torchtpu.convolution", handler<convolution>},
       {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient>},
       {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient>},
+      {"torchtpu.fused_adam", handler<fused_adam>},
   };
   for (const auto& [name, function] : kHandlers) {
     if (!pjrt::ffi::register_handler(plugin, name, function)) return false;

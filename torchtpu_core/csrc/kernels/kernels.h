@@ -1,5 +1,5 @@
-// PyTorch's own CPU kernels for the products in programs on XLA's CPU plugin, as custom calls
-// (stablehlo/host_kernels.py emits them): XLA's take up to twice the time.
+// PyTorch's own CPU kernels for products and optimizers in programs on XLA's CPU plugin, as custom
+// calls (stablehlo/host_kernels.py emits them): XLA's take up to twice the time.
 #pragma once
 
 #include "../pjrt/plugin.h"
@@ -23,5 +23,11 @@ void convolution(const Call& call);
 void convolution_input_gradient(const Call& call);
 // "torchtpu.convolution_weight_gradient"(grad [N, O, *], x): of w, whose shape is the result's.
 void convolution_weight_gradient(const Call& call);
+
+// "torchtpu.fused_adam": a step of Adam, or AdamW (decoupled), for `count` parameters. Operands:
+// the numbers lr, weight_decay and eps (f64), and lists of steps, gradients, parameters, exp_avgs,
+// exp_avg_sqs and, with amsgrad, max_exp_avg_sqs; the results, which alias their operands, are the
+// last three or four of these. Attributes: count, amsgrad, maximize, decoupled, and betas (f64).
+void fused_adam(const Call& call);
 
 }  // namespace torchtpu::kernels
