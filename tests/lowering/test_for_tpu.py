@@ -133,3 +133,32 @@ def test_a_pool_finds_positions_only_for_who_reads_them(positions: bool) -> None
     x = torch.empty(2, 3, 8, 8, device="meta")
     program = aot.lowered(lambda x: F.max_pool2d(x, 2, return_indices=positions), (x,))
     assert ("reduce_window" in program.stablehlo) is not positions
+
+
+@pytest.mark.parametrize("at", [0, 4, -1, -5, 5, -6, 99])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int32, torch.bool])
+def test_a_row_of_a_cache_is_written_where_it_fits_and_nothing_elsewhere(
+    tpu_form: None, at: int, dtype: torch.dtype
+) -> None:
+    x = torch.arange(30).reshape(2, 5, 3).transpose(0, 2).to(dtype)  # not contiguous
+    row = torch.arange(40, 46).reshape(3, 1, 2).to(dtype)
+    got, want = x.to("tpu"), x.clone()
+    got.index_copy_(1, torch.tensor([at]).to("tpu"), row.to("tpu"))
+    if -5 <= at < 5:
+        want[:, at] = row[:, 0]
+    assert torch.equal(got.cpu(), want)
+
+
+def test_a_number_of_one_element_is_written_or_stays(tpu_form: None) -> None:
+    for at, want in ((0, 7.0), (1, 3.0)):
+        x = torch.tensor(3.0).to("tpu")
+        x.index_copy_(0, torch.tensor(at).to("tpu"), torch.tensor(7.0).to("tpu"))
+        assert x.item() == want
+
+
+def test_writing_a_row_of_a_cache_reads_none() -> None:
+    x, row = (meta(2, n, 3, grad=False) for n in (5, 1))
+    at = meta(1, dtype=torch.int64, grad=False)
+    text = aot.lowered(lambda x, i, y: x.index_copy(1, i, y), (x, at, row)).stablehlo
+    assert "stablehlo.dynamic_slice" not in text
+    assert "stablehlo.dynamic_update_slice" in text

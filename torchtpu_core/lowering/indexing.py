@@ -348,6 +348,14 @@ def _index_copy(b, x, dim, index, source):
         row = b.reshape(source, [1 if d == dim else n for d, n in enumerate(line.shape)])
         # The update moves to where it fits; out of range, what is there has to stay.
         inside = (at >= 0) & (at < line.shape[dim])
+        if b.module.target != "cpu":  # in place; reading the row would take a kernel of its own
+            (out,) = b.if_(
+                inside,
+                lambda: b.dynamic_update_slice(line, row, starts),
+                lambda: line,
+                [line.type],
+            )
+            return b.reshape(out, x.shape)
         row = b.select(b.splat(inside, row.shape), row, b.dynamic_slice(line, starts, row.shape))
         return b.reshape(b.dynamic_update_slice(line, row, starts), x.shape)
     return _rows(b, x, dim, index, source, lambda base, put, rows: put(base, rows, overwrite))
