@@ -41,15 +41,19 @@ COUNTED = {
     "FLOP": "FLOP",
     "bytes accessed": "bytes",
     "peak memory": "peak",
+    "fusions": "fusions",
     "compiler's estimate, us": "estimate",
 }
 LIMIT = 1.02
 #: why a ratio is above the limit, where it is
 CAUSES: dict[str, str] = {
-    "SmolLM2-135M decode step": (
-        "of 190,000 cycles more, 128,000 read the row of the cache that is written and 64,000 "
-        "select and copy it: an index out of range writes nothing here, where JAX's update moves "
-        "to the last row."
+    "ResNet-50 train step": (
+        "of 10.6 million cycles more, 6.5 are the gradient of the max pool (7.9 against 1.4), "
+        "which makes eight f32 [32, 64, 56, 56], one for each position in the window, where JAX has "
+        "select_and_scatter; 5.8 are copies (6.7 against 0.8), most of them of weights and of "
+        "their moments from PyTorch's order of dimensions, [out, in, h, w] or [out, h, w, in], to "
+        "that of the convolution's gradient, where JAX's are [h, w, in, out] from the start. What "
+        "makes up the peak was not traced."
     ),
     "GPT-2 train step, 12 layers": (
         "305 MB more are alive at the peak, both of what the forward keeps for the backward: "
