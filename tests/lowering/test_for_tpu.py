@@ -162,3 +162,33 @@ def test_writing_a_row_of_a_cache_reads_none() -> None:
     text = aot.lowered(lambda x, i, y: x.index_copy(1, i, y), (x, at, row)).stablehlo
     assert "stablehlo.dynamic_slice" not in text
     assert "stablehlo.dynamic_update_slice" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil"),
+    [(3, 2, 1, False), (2, 2, 0, True), (3, 1, 1, False), ((2, 3), (3, 2), (1, 0), True)],
+)
+def test_gradient_of_a_max_pool(
+    tpu_form: None, dtype: torch.dtype, kernel: Any, stride: Any, padding: Any, ceil: bool
+) -> None:
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 3, 9, 10, generator=g).relu().to(dtype)  # with equals in many windows
+    x[0, 0, 4, 4:6] = torch.nan
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x, kernel, stride, padding, 1, ceil)
+
+    def gradient(device: str) -> torch.Tensor:
+        leaf = x.to(device).requires_grad_()
+        out = pool(leaf)
+        weight = torch.arange(out.numel(), dtype=dtype).reshape(out.shape) / out.numel()
+        return torch.autograd.grad(out, leaf, weight.to(device))[0].cpu()
+
+    torch.testing.assert_close(gradient("tpu"), gradient("cpu"), rtol=tolerance, atol=tolerance)
+
+
+def test_gradient_of_a_max_pool_in_space(tpu_form: None) -> None:
+    x = torch.randn(1, 2, 5, 6, 7, generator=torch.Generator().manual_seed(6)).requires_grad_()
+    same(lambda x: F.max_pool3d(x, 3, 2, 1), x, rtol=1e-5, atol=1e-6)

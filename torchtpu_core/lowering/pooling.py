@@ -226,9 +226,36 @@ def _max_pool3d_backward(b, grad, x, kernel, stride, padding, dilation, ceil_mod
     return _max_pool_backward(b, grad, x, 3, kernel, stride, padding, dilation, index)
 
 
+def _max_pool_select(
+    b: Builder, grad: Value, x: Value, windows: Sequence[tuple[int, int, int]]
+) -> Value:
+    """The gradient of `_max_pool` in f32 from its input, not from the positions, which are then
+    not made: a TPU has an instruction for it. Windows: (kernel, stride, padding) of each of the
+    last dimensions. The first of equals is taken, and the last NaN, as on CPU.
+    """
+    lead, dtype = x.ndim - len(windows), opmath(grad.dtype)
+    kernel, stride, low = zip(*windows)
+    ends = zip(x.shape[lead:], grad.shape[lead:], windows)
+    high = [max(0, (o - 1) * s + k - m - p) for m, o, (k, s, p) in ends]
+    none, ones = [(0, 0)] * lead, [1] * lead
+    return b.select_and_scatter(
+        x.to(dtype),
+        grad.to(dtype),
+        b.constant(0, dtype),
+        lambda best, other: (best >= other) | (best.ne(best) & other.eq(other)),
+        b.add,
+        ones + list(kernel),
+        ones + list(stride),
+        none + list(zip(low, high)),
+    )
+
+
 def _max_pool_backward(b, grad, x, n, kernel, stride, padding, dilation, index) -> Value:
     k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
     s = _spread(stride, n) if len(stride) else k
+    floats = x.dtype in ("bf16", "f16", "f32")
+    if b.module.target != "cpu" and floats and set(d) == {1} and grad.numel and x.numel:
+        return _max_pool_select(b, grad, x, list(zip(k, s, p)))
     if math.prod(k) > _UNROLL or grad.numel == 0 or x.numel == 0:
         return _max_backward(b, grad, x, index, n)
     lead, sizes, outs = x.ndim - n, x.shape[x.ndim - n :], grad.shape[x.ndim - n :]
