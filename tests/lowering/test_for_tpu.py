@@ -189,6 +189,8 @@ def test_gradient_of_a_max_pool(
     torch.testing.assert_close(gradient("tpu"), gradient("cpu"), rtol=tolerance, atol=tolerance)
 
 
-def test_gradient_of_a_max_pool_in_space(tpu_form: None) -> None:
-    x = torch.randn(1, 2, 5, 6, 7, generator=torch.Generator().manual_seed(6)).requires_grad_()
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gradient_of_a_max_pool_in_space(tpu_form: None, batch: tuple[int, ...]) -> None:
+    g = torch.Generator().manual_seed(6)
+    x = torch.randn(*batch, 2, 5, 6, 7, generator=g).requires_grad_()
     same(lambda x: F.max_pool3d(x, 3, 2, 1), x, rtol=1e-5, atol=1e-6)

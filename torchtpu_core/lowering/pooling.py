@@ -234,6 +234,9 @@ def _max_pool_select(
     last dimensions. The first of equals is taken, and the last NaN, as on CPU.
     """
     lead, dtype = x.ndim - len(windows), opmath(grad.dtype)
+    if lead < 2:  # a TPU's compiler wants two dimensions without a window
+        wide = (b.reshape(v, [1] * (2 - lead) + list(v.shape)) for v in (grad, x))
+        return b.reshape(_max_pool_select(b, *wide, windows), x.shape)
     kernel, stride, low = zip(*windows)
     ends = zip(x.shape[lead:], grad.shape[lead:], windows)
     high = [max(0, (o - 1) * s + k - m - p) for m, o, (k, s, p) in ends]
