@@ -48,12 +48,12 @@ LIMIT = 1.02
 #: why a ratio is above the limit, where it is
 CAUSES: dict[str, str] = {
     "ResNet-50 train step": (
-        "of 10.6 million cycles more, 6.5 are the gradient of the max pool (7.9 against 1.4), "
-        "which makes an f32 [32, 64, 56, 56] for each of eight positions in the window, where JAX "
-        "has select_and_scatter; 5.8 are copies (6.7 against 0.8), most of them of weights and of "
-        "their moments from PyTorch's order of dimensions, [out, in, h, w] or [out, h, w, in], to "
-        "that of the convolution's gradient, where JAX's are [h, w, in, out] from the start. What "
-        "makes up the peak was not traced."
+        "of the train step as it was before the gradient of the max pool became one "
+        "select_and_scatter. Of 10.6 million cycles more, 6.5 were that gradient; alone with its "
+        "pool it now takes 3,214 us instead of 5,638 and 0.5 GB instead of 1.2. 5.8 are copies "
+        "(6.7 against 0.8), most of them of weights and of their moments from PyTorch's order of "
+        "dimensions, [out, in, h, w] or [out, h, w, in], to that of the convolution's gradient, "
+        "where JAX's are [h, w, in, out] from the start."
     ),
     "Llama-3-8B block, forward": (
         "fusions alone: with the keys rotated first, one kernel makes the scores and their softmax "
