@@ -128,6 +128,23 @@ def test_a_train_step_makes_the_probabilities_of_attention_once() -> None:
         assert all('"stablehlo.reshape"' in line and not users(text, line) for line in dead), dead
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_layers_of_sequences(tpu_form: None, dtype: torch.dtype) -> None:
+    """In a graph their products look through what flattens and transposes the sequences."""
+
+    def layers(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.gelu(F.linear(x, w)), u)
+
+    g = torch.Generator().manual_seed(4)
+    args = [(torch.randn(s, generator=g) / 2).to(dtype) for s in ((2, 5, 3), (4, 3), (6, 4))]
+    doubles = [a.double().requires_grad_() for a in args]
+    want = results(layers, *doubles, device="cpu")
+    got = results(torch.compile(layers), *(a.requires_grad_() for a in args), device="tpu")
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    for x, w in zip(got, want):
+        torch.testing.assert_close(x.double(), w, rtol=tolerance, atol=tolerance)
+
+
 @pytest.mark.parametrize("positions", [False, True])
 def test_a_pool_finds_positions_only_for_who_reads_them(positions: bool) -> None:
     x = torch.empty(2, 3, 8, 8, device="meta")

@@ -38,6 +38,18 @@ def test_a_sum_over_merged_rows_contracts_both(b):
     assert {t for pair in products(b) for t in pair} <= {"tensor<8x5x6xf32>", "tensor<6x8x5xf32>"}
 
 
+def test_a_product_for_a_tpu_names_the_dimensions_of_what_was_transposed():
+    b = Module(target="tpu").function("main", [X, W], public=True)
+    flat = b.reshape(b.args[0], (40, 6))
+    out = dot(b, b.transpose(flat, (1, 0)), flat, ((1,), (0,)))
+    assert out.shape == (6, 6)
+    assert products(b) == [("tensor<8x5x6xf32>", "tensor<8x5x6xf32>")]
+    # the rows of an outer product have to be in the order of the result
+    outer = dot(b, b.transpose(flat, (1, 0)), b.constant(1, "f32", (3,)), ((), ()))
+    assert outer.shape == (6, 40, 3)
+    assert products(b)[-1] == ("tensor<6x8x5xf32>", "tensor<3xf32>")
+
+
 def test_what_is_merged_of_other_sizes_stays_merged(b):
     x = b.reshape(b.args[0], (8, 30))
     y = b.reshape(b.args[1], (6, 7))

@@ -43,8 +43,8 @@ def _unmerged_dot(b: Builder, x: Value, y: Value, contract: _Pairs, batch: _Pair
     result is a reshape of the product.
     """
     out_dtype = opmath(x.dtype)
-    xs, xg = split(x)
-    ys, yg = split(y)
+    xs, xg = _source(x, contract[0] + batch[0])
+    ys, yg = _source(y, contract[1] + batch[1])
     # where one is merged of other sizes than the other, it stays merged
     pairs = [*zip(contract[0] + batch[0], contract[1] + batch[1])]
     odd = [(i, j) for i, j in pairs if _sizes(xs, xg[i]) != _sizes(ys, yg[j])]
@@ -59,6 +59,19 @@ def _unmerged_dot(b: Builder, x: Value, y: Value, contract: _Pairs, batch: _Pair
     for v, c, t in zip((x, y), contract, batch):
         shape += [n for i, n in enumerate(v.shape) if i not in (*c, *t)]
     return b.reshape(out, shape)
+
+
+def _source(x: Value, named: Sequence[int]) -> tuple[Value, list[list[int]]]:
+    """`split`, for a product that names the dimensions `named` of `x`. For a TPU, not transposed
+    where the others are in order: its compiler moves a transpose up through all sums of gradients
+    before it, and computes those once for each order.
+    """
+    if x.b.module.target != "cpu":
+        source, groups = split(x, ordered=False)
+        others = [d for i, g in enumerate(groups) if i not in named for d in g]
+        if others == sorted(others):
+            return source, groups
+    return split(x)
 
 
 def _sizes(x: Value, dims: Sequence[int]) -> list[int]:

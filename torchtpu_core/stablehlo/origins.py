@@ -21,19 +21,26 @@ if TYPE_CHECKING:
 Groups = list[list[int]]
 
 
-def split(x: Value) -> tuple[Value, Groups]:
+def split(x: Value, ordered: bool = True) -> tuple[Value, Groups]:
     """(source, groups): `x` before dimensions of sizes other than 1 were merged, which may be `x`
-    itself. The groups name the source's dimensions in order.
+    itself. The groups name the source's dimensions, in order if `ordered`: transposed if need be.
     """
     source, groups = _trace(x)
     if not any(len([d for d in g if source.shape[d] != 1]) > 1 for g in groups):
         return x, [[d] for d in range(x.ndim)]
-    source = x.b.transpose(source, [d for g in groups for d in g])
+    return _in_order(source, groups) if ordered else (source, groups)
+
+
+def _in_order(source: Value, groups: Groups) -> tuple[Value, Groups]:
+    source = source.b.transpose(source, [d for g in groups for d in g])
     return source, _numbered([len(g) for g in groups])
 
 
 def merged(b: Builder, source: Value, groups: Groups, which: Sequence[int]) -> tuple[Value, Groups]:
-    """What `split` gave, with the groups in `which` merged again."""
+    """What `split` gave, with the groups in `which` merged again; in order, if there are any."""
+    if not which:
+        return source, groups
+    source, groups = _in_order(source, groups)
     lengths = [1 if i in which else len(g) for i, g in enumerate(groups)]
     shape: list[int] = []
     for i, g in enumerate(groups):
