@@ -202,6 +202,16 @@ def attend_backward(
     return _by_head(b, dq, like), dk, dv, _by_head(b, ds, like)
 
 
+def _rounded(b: Builder, out: Value, q: Value) -> Value:
+    """`attend`'s output in the type of the queries. For a TPU nothing looks behind that: a train
+    step else keeps for the gradient what was rounded, in f32.
+    """
+    narrow = out.to(q.dtype)
+    if narrow is out or b.module.target == "cpu" or q.shape[-2] == 1:
+        return narrow
+    return b.barrier([narrow])[0]
+
+
 def _unbroadcast(b: Builder, x: Value, shape: tuple[int, ...]) -> Value:
     """The sum of `x` over the dimensions in which `shape` was broadcast."""
     lead = x.ndim - len(shape)
@@ -216,7 +226,7 @@ def _fused(b, q, k, v, bias=None, dropout_p=0.0, is_causal=False, debug_mask=Fal
     if q.ndim == 3:
         lse = b.unsqueeze(lse, 0)
     zero = b.constant(0, "i64")
-    return out.to(q.dtype), lse, None, None, q.shape[-2], k.shape[-2], zero, zero, None
+    return _rounded(b, out, q), lse, None, None, q.shape[-2], k.shape[-2], zero, zero, None
 
 
 @lowering("_scaled_dot_product_fused_attention_overrideable_backward", runtime=("scale",))
@@ -253,7 +263,7 @@ def _fused_backward(
 def _flash(b, q, k, v, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
     _no_dropout("_scaled_dot_product_flash_attention_for_cpu", dropout_p)
     out, lse = attend(b, q, k, v, attn_mask, is_causal, scale)
-    return out.to(q.dtype), lse
+    return _rounded(b, out, q), lse
 
 
 @lowering("_scaled_dot_product_flash_attention_for_cpu_backward", runtime=("scale",))
