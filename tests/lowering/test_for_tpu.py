@@ -145,6 +145,22 @@ def test_gradients_of_layers_of_sequences(tpu_form: None, dtype: torch.dtype) ->
         torch.testing.assert_close(x.double(), w, rtol=tolerance, atol=tolerance)
 
 
+def test_a_train_step_keeps_the_rounded_output_of_attention() -> None:
+    """The gradient reads it behind a barrier, through which the compiler does not see f32."""
+
+    def step(*args: torch.Tensor) -> Any:
+        out = F.scaled_dot_product_attention(*args)
+        return torch.autograd.grad(out.float().square().sum(), args)
+
+    text = aot.lowered(step, tuple(meta(2, 4, n, 8) for n in (16, 32, 32))).stablehlo
+    lines = text.splitlines()
+    (barrier,) = (line for line in lines if '"stablehlo.optimization_barrier"' in line)
+    assert ": (tensor<2x4x16x8xbf16>) ->" in barrier
+    (rounded,) = re.findall(r"optimization_barrier\"\((%\d+)\)", barrier)
+    others = [x for x in users(text, f"{rounded} = ") if x != barrier]
+    assert users(text, barrier) and not others, others
+
+
 @pytest.mark.parametrize("positions", [False, True])
 def test_a_pool_finds_positions_only_for_who_reads_them(positions: bool) -> None:
     x = torch.empty(2, 3, 8, 8, device="meta")
