@@ -292,3 +292,59 @@ def test_a_compiled_step_with_adam():
     want = trained(model, x, lambda f: f)
     got = trained(twin.to("tpu"), x.to("tpu"), torch.compile(backend="tpu"))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 32, 300), (4, 32, 14, 15), (2, 32, 7, 8, 9)])
+def test_gradient_of_batch_norm(shape, texts):
+    """Of a train step, against float64; with a gradient missing, and in evaluation, it is XLA's."""
+    g = torch.Generator().manual_seed(2)
+    x, w, c, weights = (torch.randn(s, generator=g) for s in (shape, shape[1:2], shape[1:2], shape))
+
+    def gradients(device, dtype, training=True, fixed=()):
+        args = [t.to(device, dtype).requires_grad_(i not in fixed) for i, t in enumerate((x, w, c))]
+        mean = torch.zeros(shape[1], dtype=dtype, device=device)
+        out = F.batch_norm(args[0], mean, mean + 1, *args[1:], training)
+        wanted = [a for a in args if a.requires_grad]
+        return torch.autograd.grad(out, wanted, weights.to(device, dtype))
+
+    for how, called in (({}, True), ({"training": False}, False), ({"fixed": (1,)}, False)):
+        texts.clear()
+        for got, want in zip(
+            gradients("tpu", torch.float32, **how), gradients("cpu", torch.float64, **how)
+        ):
+            scale = want.abs().max().item()
+            torch.testing.assert_close(got.cpu().double(), want, rtol=0, atol=1e-5 * scale)
+        assert ("torchtpu.batch_norm_backward" in calls(texts)) is called
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "ceil"),
+    [(3, 2, 1, 1, False), (2, 2, 0, 1, True), ((3, 2), (1, 2), (1, 0), (2, 1), True)],
+)
+def test_gradient_of_max_pool(kernel, stride, padding, dilation, ceil, texts):
+    """With equals and NaN in windows."""
+    x = torch.randn(4, 16, 24, 25).relu()
+    x[1, 2, 5, 6:8] = torch.nan
+
+    def gradient(device):
+        leaf = x.to(device).requires_grad_()
+        out = F.max_pool2d(leaf, kernel, stride, padding, dilation, ceil)
+        weights = torch.arange(out.numel(), dtype=torch.float32).reshape(out.shape)
+        return torch.autograd.grad(out, leaf, weights.to(device))[0].cpu()
+
+    torch.testing.assert_close(gradient("tpu"), gradient("cpu"), rtol=0, atol=0)
+    assert calls(texts) == ["torchtpu.max_pool2d_backward"]
+
+
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, (2, 0), 2)])
+def test_weight_gradient_of_few_positions(stride, padding, dilation, texts):
+    """Where it is a product of windows."""
+    x, w = torch.randn(3, 64, 6, 7), torch.randn(96, 64, 3, 2)
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation}
+    want = convolve(x.double(), w.double(), 2, False, arguments)
+    for order in (torch.contiguous_format, torch.channels_last):
+        got = convolve(x.to("tpu", memory_format=order), w.to("tpu"), 2, False, arguments)
+        for a, c in zip(got, want):
+            scale = c.abs().max().item()
+            torch.testing.assert_close(a.cpu().double(), c, rtol=0, atol=1e-5 * scale)
+    assert "torchtpu.convolution_weight_gradient" in calls(texts)

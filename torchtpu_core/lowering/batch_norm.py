@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchtpu_core.lowering.norm import affine, normalized_backward
 from torchtpu_core.lowering.reduction import extent, moments, sum_of, wide
 from torchtpu_core.lowering.registry import lowering
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, host_kernels
 from torchtpu_core.stablehlo.value import Operand
 
 
@@ -127,6 +127,9 @@ def _backward(
     mask,
     reserve=None,
 ):
+    parts = (grad, x, weight, save_mean, save_invstd)
+    if train and all(mask) and 3 <= x.ndim <= 5 and host_kernels.takes(b, *parts):
+        return host_kernels.batch_norm_backward(b, *parts)
     grad, x = wide(grad), wide(x)
     if train:
         mean, invstd = save_mean, save_invstd

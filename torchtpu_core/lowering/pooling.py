@@ -16,7 +16,7 @@ import numpy as np
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.lowering.upsample import along, resample, take
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, host_kernels
 from torchtpu_core.stablehlo import types as T
 
 #: windows up to this size are unrolled in the gradient of max pooling; larger ones scatter
@@ -218,6 +218,11 @@ def _max_backward(b: Builder, grad: Value, x: Value, index: Value, n: int) -> Va
 
 @lowering("max_pool2d_with_indices_backward")
 def _max_pool2d_backward(b, grad, x, kernel, stride, padding, dilation, ceil_mode, index):
+    if x.ndim == 4 and host_kernels.takes(b, x, grad):
+        names = ("kernel", "stride", "padding", "dilation")
+        windows = _max_pool_windows(2, kernel, stride, padding, dilation)
+        numbers = {**dict(zip(names, zip(*windows))), "ceil_mode": [int(ceil_mode)]}
+        return host_kernels.max_pool2d_backward(b, grad, index.to("i64"), x.shape, numbers)
     return _max_pool_backward(b, grad, x, 2, kernel, stride, padding, dilation, index)
 
 

@@ -1,7 +1,8 @@
 """What a program on XLA's CPU plugin leaves to PyTorch's own CPU kernels, by custom calls
-(csrc/kernels): products, which take XLA up to twice the time, and steps of Adam, whose loops XLA
-does not vectorise for the weights of convolutions. Small ones stay with XLA, for whose code a call
-is too far.
+(csrc/kernels), because XLA's code for it is slow: products and convolutions (up to ten times the
+time), reductions of batch norm and scatters of pools, and steps of Adam, whose loops XLA does not
+vectorise for the weights of convolutions. Small ones stay with XLA, for whose code a call is too
+far.
 
 A transpose before a product is part of the call; convolutions keep the channels where they are in
 memory. All else is row-major.
@@ -26,8 +27,8 @@ _CONVOLUTION = frozenset(("f32",))
 #: multiplications from which on a call is worth it
 _MANY = 1 << 19
 
-#: numbers in all parameters from which on a call is worth it
-_MANY_PARAMETERS = 1 << 14
+#: numbers in a tensor, or in all parameters, from which on a call is worth it
+_MANY_NUMBERS = 1 << 14
 
 
 def takes_dot(
@@ -58,6 +59,7 @@ def dot_general(
     batch: tuple[Sequence[int], Sequence[int]],
 ) -> Value:
     """`Builder.dot_general` with a result of this shape."""
+    result = TensorType(x.dtype, tuple(shape))
     xs, ys = (_untransposed(v, c, p) for v, c, p in zip((x, y), contract, batch))
     numbers = {
         "lhs_batching_dimensions": xs[2],
@@ -66,7 +68,7 @@ def dot_general(
         "rhs_contracting_dimensions": ys[1],
     }
     layouts = [_row_major(n) for n in (xs[0].ndim, ys[0].ndim, len(shape))]
-    return _call(b, "torchtpu.dot_general", (xs[0], ys[0]), shape, numbers, layouts)
+    return _call(b, "torchtpu.dot_general", (xs[0], ys[0]), result, numbers, layouts)
 
 
 def _untransposed(
@@ -119,7 +121,43 @@ def convolution(
     weight = kind == "convolution_weight_gradient" or not last
     orders.append(_row_major(len(shape)) if weight else _channels_last(len(shape)))
     numbers = {**numbers, "channels_last": [int(last)]}
-    return _call(b, f"torchtpu.{kind}", (x, y), shape, numbers, orders)
+    result = TensorType(x.dtype, tuple(shape))
+    return _call(b, f"torchtpu.{kind}", (x, y), result, numbers, orders)
+
+
+def takes(b: Builder, *xs: Value | None) -> bool:
+    """Whether PyTorch's kernel is to do something to these (x first) as a whole: all of them are
+    there, f32, and there is enough to do.
+    """
+    return (
+        b.module.host_kernels
+        and all(x is not None and x.dtype == "f32" and x.numel > 0 for x in xs)
+        and xs[0] is not None
+        and xs[0].numel >= _MANY_NUMBERS
+    )
+
+
+def batch_norm_backward(
+    b: Builder, grad: Value, x: Value, weight: Value, mean: Value, invstd: Value
+) -> list[Value]:
+    """The gradients of x, weight and bias of a train step."""
+    operands = (grad, x, weight, mean, invstd)
+    types = [x.type, weight.type, weight.type]
+    return _call_many(b, "torchtpu.batch_norm_backward", operands, types, {})
+
+
+def max_pool2d_backward(
+    b: Builder,
+    grad: Value,
+    places: Value,
+    shape: Sequence[int],
+    numbers: dict[str, Sequence[int]],
+) -> Value:
+    """The gradient of the input [N, C, H, W], of this shape, from the places of the maxima (i64).
+    numbers: PyTorch's kernel, stride, padding, dilation (two each) and ceil_mode.
+    """
+    types = [TensorType(grad.dtype, tuple(shape))]
+    return _call_many(b, "torchtpu.max_pool2d_backward", (grad, places), types, numbers)[0]
 
 
 def takes_adam(b: Builder, columns: Sequence[Sequence[Value]], steps: Sequence[Value]) -> bool:
@@ -128,7 +166,7 @@ def takes_adam(b: Builder, columns: Sequence[Sequence[Value]], steps: Sequence[V
         b.module.host_kernels
         and all(v.dtype == "f32" for column in (*columns, steps) for v in column)
         and all(v.numel == 1 for v in steps)
-        and sum(v.numel for v in columns[0]) >= _MANY_PARAMETERS
+        and sum(v.numel for v in columns[0]) >= _MANY_NUMBERS
     )
 
 
@@ -157,15 +195,15 @@ def adam(
         "maximize": [int(maximize)],
         "decoupled": [int(decoupled)],
     }
-    config = [f"{k} = {lit.ints(v)}" for k, v in numbers.items()]
-    config.append(f"betas = array<f64: {', '.join(lit.scalar_text(x, 'f64') for x in betas)}>")
+    decay = ", ".join(lit.scalar_text(x, "f64") for x in betas)
+    config = f"{_printed(numbers)}, betas = array<f64: {decay}>"
     aliases = ", ".join(
         f"#stablehlo.output_operand_alias<output_tuple_indices = [{i}], "
         f"operand_index = {first + i}, operand_tuple_indices = []>"
         for i in range(len(updated))
     )
     layouts = [_row_major(v.ndim) for v in (*operands, *updated)]
-    attrs = _attributes(", ".join(config), layouts[: len(operands)], layouts[len(operands) :])
+    attrs = _attributes(config, layouts[: len(operands)], layouts[len(operands) :])
     attrs += f", output_operand_aliases = [{aliases}]"
     out = b.custom_call("torchtpu.fused_adam", operands, [v.type for v in updated], attrs)
     return [out[i : i + n] for i in range(0, len(out), n)]
@@ -189,14 +227,29 @@ def _call(
     b: Builder,
     target: str,
     operands: Sequence[Value],
-    shape: Sequence[int],
+    result: TensorType,
     numbers: dict[str, Sequence[int]],
     layouts: Sequence[Sequence[int]],
 ) -> Value:
     """layouts: of the operands and the result."""
-    config = ", ".join(f"{k} = {lit.ints(v)}" for k, v in numbers.items())
-    attrs = _attributes(config, layouts[:-1], layouts[-1:])
-    return b.custom_call(target, operands, [TensorType(operands[0].dtype, tuple(shape))], attrs)[0]
+    attrs = _attributes(_printed(numbers), layouts[:-1], layouts[-1:])
+    return b.custom_call(target, operands, [result], attrs)[0]
+
+
+def _call_many(
+    b: Builder,
+    target: str,
+    operands: Sequence[Value],
+    results: Sequence[TensorType],
+    numbers: dict[str, Sequence[int]],
+) -> list[Value]:
+    """All of it row-major."""
+    given, made = ([_row_major(len(v.shape)) for v in vs] for vs in (operands, results))
+    return b.custom_call(target, operands, results, _attributes(_printed(numbers), given, made))
+
+
+def _printed(numbers: dict[str, Sequence[int]]) -> str:
+    return ", ".join(f"{k} = {lit.ints(v)}" for k, v in numbers.items())
 
 
 def _attributes(

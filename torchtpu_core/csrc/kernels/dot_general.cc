@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "kernels.h"
+#include "product.h"
 
 namespace at::native {
 // oneDNN's product of float matrices, or batches of them, of any strides: result = mat1 @ mat2. No
@@ -12,10 +13,6 @@ TORCH_API void mkldnn_matmul(const Tensor& mat1, const Tensor& mat2, const Tenso
 
 namespace torchtpu::kernels {
 namespace {
-
-// Multiplications from which on oneDNN, which takes longer to start, is faster than BLAS (MKL): up
-// to twice as fast on AMD's processors.
-constexpr int64_t kLarge = 1 << 22;
 
 using Dims = c10::SmallVector<int64_t, 8>;
 
@@ -72,24 +69,29 @@ void multiply(const Grouped& x, const Grouped& y, const at::Tensor& out) {
   }
   const at::Tensor a = x.matrices();
   const at::Tensor b = y.matrices();
-  const bool by_onednn = out.scalar_type() == c10::kFloat && at::hasMKLDNN() &&
-                         out.numel() / out.size(0) * a.size(2) >= kLarge;
   if (out.size(0) == 1) {
-    at::Tensor matrix = out.select(0, 0);
-    if (by_onednn) {
-      at::native::mkldnn_matmul(a.select(0, 0), b.select(0, 0), matrix, 0, 1);
-    } else {
-      at::mm_out(matrix, a.select(0, 0), b.select(0, 0));
-    }
-  } else if (by_onednn) {
-    at::native::mkldnn_matmul(a, b, out, 0, 1);
+    product(a.select(0, 0), b.select(0, 0), out.select(0, 0));
   } else {
-    at::Tensor matrices = out;
-    at::bmm_out(matrices, a, b);
+    product(a, b, out);
   }
 }
 
 }  // namespace
+
+void product(const at::Tensor& x, const at::Tensor& y, at::Tensor out) {
+  // Multiplications from which on oneDNN, which takes longer to start, is faster than BLAS (MKL):
+  // up to twice as fast on AMD's processors.
+  constexpr int64_t kLarge = 1 << 22;
+  const int64_t batch = out.dim() == 3 ? out.size(0) : 1;
+  if (out.scalar_type() == c10::kFloat && at::hasMKLDNN() &&
+      out.numel() / batch * x.size(-1) >= kLarge) {
+    at::native::mkldnn_matmul(x, y, out, 0, 1);
+  } else if (out.dim() == 2) {
+    at::mm_out(out, x, y);
+  } else {
+    at::bmm_out(out, x, y);
+  }
+}
 
 void dot_general(const Call& call) {
   const at::Tensor x = call.argument(0);

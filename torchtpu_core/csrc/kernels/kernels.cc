@@ -10,6 +10,8 @@ bool install(const pjrt::Plugin& plugin) {
       {"torchtpu.convolution", handler<convolution>},
       {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient>},
       {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient>},
+      {"torchtpu.batch_norm_backward", handler<batch_norm_backward>},
+      {"torchtpu.max_pool2d_backward", handler<max_pool2d_backward>},
       {"torchtpu.fused_adam", handler<fused_adam>},
   };
   for (const auto& [name, function] : kHandlers) {

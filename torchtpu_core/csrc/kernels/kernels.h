@@ -1,5 +1,5 @@
-// PyTorch's own CPU kernels for products and optimizers in programs on XLA's CPU plugin, as custom
-// calls (stablehlo/host_kernels.py emits them): XLA's take up to twice the time.
+// PyTorch's own CPU kernels for programs on XLA's CPU plugin, as custom
+// calls (stablehlo/host_kernels.py emits them), where XLA's code is slow.
 #pragma once
 
 #include "../pjrt/plugin.h"
@@ -23,6 +23,15 @@ void convolution(const Call& call);
 void convolution_input_gradient(const Call& call);
 // "torchtpu.convolution_weight_gradient"(grad [N, O, *], x): of w, whose shape is the result's.
 void convolution_weight_gradient(const Call& call);
+
+// "torchtpu.batch_norm_backward"(grad [N, C, *], x, weight [C], save_mean, save_invstd) of a train
+// step: the gradients of x, weight and bias.
+void batch_norm_backward(const Call& call);
+
+// "torchtpu.max_pool2d_backward"(grad [N, C, H, W], places (i64)): of x, whose shape is the
+// result's; with the attributes kernel, stride, padding, dilation (two numbers each) and ceil_mode
+// of PyTorch's operator.
+void max_pool2d_backward(const Call& call);
 
 // "torchtpu.fused_adam": a step of Adam, or AdamW (decoupled), for `count` parameters. Operands:
 // the numbers lr, weight_decay and eps (f64), and lists of steps, gradients, parameters, exp_avgs,
