@@ -3,6 +3,11 @@
 #include <ATen/Parallel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
 namespace torchtpu::kernels {
 namespace {
 
@@ -20,8 +25,7 @@ c10::ScalarType scalar_type(ffi::Type type) {
   TORCH_CHECK(false, "custom call with a buffer of XLA's element type ", static_cast<int>(type));
 }
 
-// The thread's dispatch state for as long as a handler runs: plain CPU kernels, whatever modes
-// (autograd, autocast, Python's) are on where the program was launched, which may be this thread.
+// A thread's dispatch state: plain CPU kernels, no autograd.
 class PlainKernels {
  public:
   PlainKernels()
@@ -31,6 +35,54 @@ class PlainKernels {
 
  private:
   c10::impl::ForceDispatchKeyGuard guard_;
+};
+
+// The thread that all kernels run on, one after the other: each has all cores, by one team of
+// OpenMP's threads. On XLA's threads each would have a team of its own, whose threads get in each
+// other's way. Leaked, as it may run at the end of the process.
+class Worker {
+ public:
+  Worker() {
+    std::thread([this] { serve(); }).detach();
+  }
+
+  // Runs `task` there and waits for its end.
+  template <class F>
+  void run(F&& task) {
+    Job job{[](void* f) { (*static_cast<std::remove_reference_t<F>*>(f))(); }, &task};
+    std::unique_lock lock(mutex_);
+    jobs_.push_back(&job);
+    added_.notify_one();
+    job.ended.wait(lock, [&] { return job.done; });
+  }
+
+ private:
+  struct Job {
+    void (*function)(void*);
+    void* task;
+    bool done = false;
+    std::condition_variable ended;
+  };
+
+  [[noreturn]] void serve() {
+    const PlainKernels plain;
+    at::get_num_threads();  // gives the thread PyTorch's setting
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      added_.wait(lock, [&] { return !jobs_.empty(); });
+      Job* job = jobs_.front();
+      jobs_.pop_front();
+      lock.unlock();
+      job->function(job->task);
+      lock.lock();
+      job->done = true;
+      job->ended.notify_one();
+    }
+  }
+
+  std::mutex mutex_;  // guards jobs_ and each job's `done`
+  std::condition_variable added_;
+  std::deque<Job*> jobs_;
 };
 
 }  // namespace
@@ -87,16 +139,18 @@ ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&)) {
     ffi::ErrorCreateArgs args{sizeof args, nullptr, message, kInternal};
     return frame->api->error_create(&args);
   };
-  try {
-    const PlainKernels plain;
-    at::get_num_threads();  // gives a new thread PyTorch's setting
-    body(Call(*frame));
-    return nullptr;
-  } catch (const c10::Error& e) {
-    return error(e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    return error(e.what());
-  }
+  static Worker& worker = *new Worker;
+  ffi::Error* failure = nullptr;
+  worker.run([&] {
+    try {
+      body(Call(*frame));
+    } catch (const c10::Error& e) {
+      failure = error(e.what_without_backtrace());
+    } catch (const std::exception& e) {
+      failure = error(e.what());
+    }
+  });
+  return failure;
 }
 
 }  // namespace torchtpu::kernels
