@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.common.programs import built_texts
 from tests.compile.common import compiled_since
 from torchtpu_core import flags, plugin, stats
-from torchtpu_core.lowering import program
 
 
 @pytest.fixture(autouse=True)
@@ -37,15 +37,7 @@ def emulated():
 @pytest.fixture
 def texts(monkeypatch):
     """The text of every graph's program built in the test, in order."""
-    found, seal = [], program.seal
-
-    def spy(b, module, plan, *rest):
-        seal(b, module, plan, *rest)
-        if "module @graph" in plan.text:
-            found.append(plan.text)
-
-    monkeypatch.setattr(program, "seal", spy)
-    return found
+    return built_texts(monkeypatch, lambda text: "module @graph" in text)
 
 
 def tpu(fn):

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 import torchtpu_core
+from tests.common.programs import built_texts
 from torchtpu_core import flags, precision
-from torchtpu_core.lowering import program
 
 MODES = ("default", "high", "highest")
 
@@ -35,14 +35,7 @@ def texts(monkeypatch):
     """The text of every program built in the test; none is found in the dispatcher's tables
     because the shapes are used nowhere else.
     """
-    found, seal = [], program.seal
-
-    def spy(b, module, plan, *rest):
-        seal(b, module, plan, *rest)
-        found.append(plan.text)
-
-    monkeypatch.setattr(program, "seal", spy)
-    return found
+    return built_texts(monkeypatch)
 
 
 def mode_in_force():

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.common.programs import built_texts
 from tests.lowering.harness import run
 from torchtpu_core import _C, flags, precision
-from torchtpu_core.lowering import program
 from torchtpu_core.stablehlo import Module, TensorType, host_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -22,14 +22,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def texts(monkeypatch):
     """The texts of the programs that are built in the test."""
-    found, seal = [], program.seal
-
-    def spy(b, module, plan, *rest):
-        seal(b, module, plan, *rest)
-        found.append(plan.text)
-
-    monkeypatch.setattr(program, "seal", spy)
-    return found
+    return built_texts(monkeypatch)
 
 
 @pytest.fixture(autouse=True)
