@@ -16,8 +16,8 @@ EMULATE = 0x4
 BOUNDS = 0x8
 #: programs are for a TPU, whatever the device of this process (aot)
 FOR_TPU = 0x10
-#: products on XLA's CPU plugin are XLA's own, not PyTorch's kernels (stablehlo/host_kernels.py)
-XLA_PRODUCTS = 0x20
+#: programs on XLA's CPU plugin call none of PyTorch's kernels (stablehlo/host_kernels.py)
+XLA_ALONE = 0x20
 
 
 def get(mask: int) -> int:

@@ -10,7 +10,8 @@ torch._TorchCompileInductorWrapper.__init__, .__call__, .get_compiler_config (2.
     graph Inductor, as before, which is imported only then.
 torch.set_float32_matmul_precision (2.13): PyTorch keeps the setting where it is slow to read, and
     the device's programs have to depend on it. With this, a change of it is also one of the word
-    that every program's key has (flags.py).
+    that every program's key has (flags.py), and waits for programs in flight, whose calls of
+    PyTorch's kernels would follow it.
 torch.nn.attention.flex_attention._validate_device (2.13): refuses devices that it does not know.
 torch._higher_order_ops.associative_scan.associative_scan (2.13): its `combine_mode="pointwise"`
     refuses devices that it does not know, by a constant in its code, which gets one name more (a
@@ -87,7 +88,6 @@ def _apply_to_precision() -> None:
     @functools.wraps(original)
     def set_float32_matmul_precision(precision: str) -> None:
         if _C.is_initialized():
-            # programs in flight may call PyTorch's kernels, which would follow it
             for device in range(_C.device_count()):
                 _C.synchronize(device)
         original(precision)

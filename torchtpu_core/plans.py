@@ -114,7 +114,9 @@ def graph_key(graph: str, args: Sequence[Any]) -> str:
 
     # A CPU number that is fed at run time is not part of the program.
     call = [replace(x, value=None) if getattr(x, "host", False) else x for x in args]
-    described = repr((call, _C.program_flags(), plugin.find().platform))
+    platform = plugin.find().platform
+    kernels = platform == "cpu" and _C.has_kernels()  # which programs may call
+    described = repr((call, _C.program_flags(), platform, kernels))
     return cache.ProgramCache.key(f"graph {graph}", makers().encode(), described)
 
 

@@ -130,7 +130,7 @@ def follow_torch() -> None:
     with _lock:
         _setting = _index(_OF_TORCH[torch.get_float32_matmul_precision()])
         # PyTorch's kernels would follow it, where XLA's CPU plugin multiplies in f32
-        flags.put(flags.XLA_PRODUCTS, flags.XLA_PRODUCTS if _setting else 0)
+        flags.put(flags.XLA_ALONE, flags.XLA_ALONE if _setting else 0)
         _put()
 
 
@@ -159,7 +159,7 @@ def of_products() -> dict[str, Any]:
         "precision": MODES[flags.get(flags.PRECISION)].upper(),
         "emulate": flags.get(flags.EMULATE) != 0 and target == "cpu",
         "target": target,
-        "host_kernels": target == "cpu" and _C.has_kernels() and not flags.get(flags.XLA_PRODUCTS),
+        "host_kernels": target == "cpu" and _C.has_kernels() and not flags.get(flags.XLA_ALONE),
     }
 
 

@@ -182,7 +182,7 @@ def test_stays_float32_whatever_pytorch_s_setting():
             torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * want.abs().max().item())
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert flags.get(flags.XLA_PRODUCTS) == 0
+    assert flags.get(flags.XLA_ALONE) == 0
 
 
 def test_programs_for_a_tpu_have_none():

@@ -259,8 +259,7 @@ def _max_pool_select(
 
 
 def _max_pool_backward(b, grad, x, n, kernel, stride, padding, dilation, index) -> Value:
-    k, p, d = (_spread(v, n) for v in (kernel, padding, dilation))
-    s = _spread(stride, n) if len(stride) else k
+    k, s, p, d = zip(*_max_pool_windows(n, kernel, stride, padding, dilation))
     floats = x.dtype in ("bf16", "f16", "f32")
     if b.module.target != "cpu" and floats and set(d) == {1} and grad.numel and x.numel:
         return _max_pool_select(b, grad, x, list(zip(k, s, p)))

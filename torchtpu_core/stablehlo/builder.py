@@ -26,8 +26,9 @@ class Module:
     precision: "DEFAULT", "HIGH" or "HIGHEST", of the products of f32 and c64 in its functions;
     emulate: those products are made of bf16 pieces in so many words (bf16.py). target: the platform
     whose compiler gets the module: "cpu", or "tpu" where what a TPU's compiler lacks is written out
-    (wide.py, dft.py), which every compiler takes. host_kernels: large products are calls of
-    PyTorch's CPU kernels (host_kernels.py), which only this process's XLA CPU plugin can run.
+    (wide.py, dft.py), which every compiler takes. host_kernels: large products
+    and a few other ops are calls of PyTorch's CPU kernels (host_kernels.py), which only this
+    process's XLA CPU plugin can run.
     """
 
     def __init__(

@@ -67,8 +67,8 @@ def dot_general(
         "lhs_contracting_dimensions": xs[1],
         "rhs_contracting_dimensions": ys[1],
     }
-    layouts = [_row_major(n) for n in (xs[0].ndim, ys[0].ndim, len(shape))]
-    return _call(b, "torchtpu.dot_general", (xs[0], ys[0]), result, numbers, layouts)
+    operands = (xs[0], ys[0])
+    return _call(b, "torchtpu.dot_general", operands, [result], _printed(numbers))[0]
 
 
 def _untransposed(
@@ -120,9 +120,9 @@ def convolution(
     orders = [_channels_last(v.ndim) if last and v in data else _row_major(v.ndim) for v in (x, y)]
     weight = kind == "convolution_weight_gradient" or not last
     orders.append(_row_major(len(shape)) if weight else _channels_last(len(shape)))
-    numbers = {**numbers, "channels_last": [int(last)]}
+    config = _printed({**numbers, "channels_last": [int(last)]})
     result = TensorType(x.dtype, tuple(shape))
-    return _call(b, f"torchtpu.{kind}", (x, y), result, numbers, orders)
+    return _call(b, f"torchtpu.{kind}", (x, y), [result], config, orders)[0]
 
 
 def takes(b: Builder, *xs: Value | None) -> bool:
@@ -143,7 +143,7 @@ def batch_norm_backward(
     """The gradients of x, weight and bias of a train step."""
     operands = (grad, x, weight, mean, invstd)
     types = [x.type, weight.type, weight.type]
-    return _call_many(b, "torchtpu.batch_norm_backward", operands, types, {})
+    return _call(b, "torchtpu.batch_norm_backward", operands, types, "")
 
 
 def max_pool2d_backward(
@@ -156,8 +156,9 @@ def max_pool2d_backward(
     """The gradient of the input [N, C, H, W], of this shape, from the places of the maxima (i64).
     numbers: PyTorch's kernel, stride, padding, dilation (two each) and ceil_mode.
     """
-    types = [TensorType(grad.dtype, tuple(shape))]
-    return _call_many(b, "torchtpu.max_pool2d_backward", (grad, places), types, numbers)[0]
+    result = TensorType(grad.dtype, tuple(shape))
+    config = _printed(numbers)
+    return _call(b, "torchtpu.max_pool2d_backward", (grad, places), [result], config)[0]
 
 
 def takes_adam(b: Builder, columns: Sequence[Sequence[Value]], steps: Sequence[Value]) -> bool:
@@ -202,10 +203,9 @@ def adam(
         f"operand_index = {first + i}, operand_tuple_indices = []>"
         for i in range(len(updated))
     )
-    layouts = [_row_major(v.ndim) for v in (*operands, *updated)]
-    attrs = _attributes(config, layouts[: len(operands)], layouts[len(operands) :])
-    attrs += f", output_operand_aliases = [{aliases}]"
-    out = b.custom_call("torchtpu.fused_adam", operands, [v.type for v in updated], attrs)
+    types = [v.type for v in updated]
+    more = f", output_operand_aliases = [{aliases}]"
+    out = _call(b, "torchtpu.fused_adam", operands, types, config, more=more)
     return [out[i : i + n] for i in range(0, len(out), n)]
 
 
@@ -227,42 +227,24 @@ def _call(
     b: Builder,
     target: str,
     operands: Sequence[Value],
-    result: TensorType,
-    numbers: dict[str, Sequence[int]],
-    layouts: Sequence[Sequence[int]],
-) -> Value:
-    """layouts: of the operands and the result."""
-    attrs = _attributes(_printed(numbers), layouts[:-1], layouts[-1:])
-    return b.custom_call(target, operands, [result], attrs)[0]
-
-
-def _call_many(
-    b: Builder,
-    target: str,
-    operands: Sequence[Value],
     results: Sequence[TensorType],
-    numbers: dict[str, Sequence[int]],
+    config: str,
+    layouts: Sequence[Sequence[int]] | None = None,
+    more: str = "",
 ) -> list[Value]:
-    """All of it row-major."""
-    given, made = ([_row_major(len(v.shape)) for v in vs] for vs in (operands, results))
-    return b.custom_call(target, operands, results, _attributes(_printed(numbers), given, made))
+    """config, more: printed attributes, of the kernel and of the op; layouts: of the operands and
+    the results, all row-major by default.
+    """
+    layouts = layouts or [_row_major(len(v.shape)) for v in (*operands, *results)]
+    each = [f"dense<{o or ''}> : tensor<{len(o)}xindex>" for o in layouts]
+    n = len(operands)
+    # version 4 has typed attributes and an error to return
+    attrs = (
+        f"api_version = 4 : i32, backend_config = {{{config}}}, "
+        f"operand_layouts = [{', '.join(each[:n])}], result_layouts = [{', '.join(each[n:])}]{more}"
+    )
+    return b.custom_call(target, operands, results, attrs)
 
 
 def _printed(numbers: dict[str, Sequence[int]]) -> str:
     return ", ".join(f"{k} = {lit.ints(v)}" for k, v in numbers.items())
-
-
-def _attributes(
-    config: str, operands: Sequence[Sequence[int]], results: Sequence[Sequence[int]]
-) -> str:
-    """Of a call, from its printed attributes and the layouts of its operands and results."""
-
-    def printed(orders: Sequence[Sequence[int]]) -> str:
-        each = (f"dense<{o or ''}> : tensor<{len(o)}xindex>" for o in orders)
-        return f"[{', '.join(each)}]"
-
-    # version 4 has typed attributes and an error to return
-    return (
-        f"api_version = 4 : i32, backend_config = {{{config}}}, "
-        f"operand_layouts = {printed(operands)}, result_layouts = {printed(results)}"
-    )
