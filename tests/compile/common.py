@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import torchtpu_core
-from torchtpu_core import plans
-from torchtpu_core.compile import graph_program
 
 
 def compiled_since(before: dict[str, Any]) -> int:
@@ -51,23 +48,3 @@ def assert_trains_alike(model: torch.nn.Module, *inputs: torch.Tensor, **options
                 torch.testing.assert_close(y.grad, x.grad, **tolerance)
         for p, q in zip(eager.buffers(), other.buffers()):
             torch.testing.assert_close(q, p, **tolerance)
-
-
-@contextmanager
-def program_texts() -> Iterator[list[str]]:
-    """The StableHLO of the graphs called anew meanwhile, in order; none comes from disk."""
-    texts: list[str] = []
-    build, find = graph_program.GraphProgram.build, plans.find
-
-    def recording(self: Any, args: Any) -> Any:
-        plan = build(self, args)
-        texts.append(plan.text)
-        return plan
-
-    graph_program.GraphProgram.build = recording  # type: ignore[method-assign]
-    plans.find = lambda key: None
-    try:
-        yield texts
-    finally:
-        graph_program.GraphProgram.build = build  # type: ignore[method-assign]
-        plans.find = find

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import torchtpu_core
-from tests.compile.common import executions, program_texts
+from tests.common.cache import settings
+from tests.common.programs import graph_texts
+from tests.compile.common import executions
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +80,7 @@ def test_an_operator_in_python_runs_between_two_programs(library, fullgraph):
     x, y = torch.randn(3, device="tpu"), torch.randn(3, device="tpu")
     z = y.clone()
     compiled = tpu(fn, fullgraph=fullgraph)
-    with program_texts() as texts:
+    with graph_texts() as texts:
         torch.testing.assert_close(compiled(x, y), expected(x, z))
     torch.testing.assert_close(y, z)
     assert len(texts) == 2
@@ -176,18 +178,11 @@ def test_a_bucket_is_a_reason():
     assert "shape (4,) -> (8,)" in " ".join(graph["reasons"])
 
 
-def test_recompiles_are_logged(no_buckets, monkeypatch, capfd):
-    from torchtpu_core import config
-
-    monkeypatch.setenv("TORCHTPU_LOG", "recompiles")
-    config.reload()
-    try:
+def test_recompiles_are_logged(no_buckets, capfd):
+    with settings(TORCHTPU_LOG="recompiles"):
         compiled = tpu(lambda x: x * 2, dynamic=True)
         for n in (3, 4):
             compiled(torch.ones(n, device="tpu"))
-    finally:
-        monkeypatch.undo()
-        config.reload()
     (line,) = (x for x in capfd.readouterr().err.splitlines() if "recompile" in x)
     assert "shape (3,) -> (4,)" in line
 
@@ -242,17 +237,9 @@ def test_failing_compilation_inside_of_a_shared_layer(unknown_call):
     assert "x = unknown_call(x) + x.sin()" in _fails(fn)
 
 
-def test_failing_compilation_names_the_dumped_program(unknown_call, monkeypatch, tmp_path):
-    from torchtpu_core import config
-
-    monkeypatch.setenv("TORCHTPU_LOG", "programs")
-    monkeypatch.setenv("TORCHTPU_PROGRAMS_DIR", str(tmp_path))
-    config.reload()
-    try:
+def test_failing_compilation_names_the_dumped_program(unknown_call, tmp_path):
+    with settings(TORCHTPU_LOG="programs", TORCHTPU_PROGRAMS_DIR=str(tmp_path)):
         notes = _fails(lambda x: unknown_call(x) + 1)
-    finally:
-        monkeypatch.undo()
-        config.reload()
     (path,) = tmp_path.iterdir()
     assert f"the program: {path}" in notes
     assert "no_such_target" in path.read_text()

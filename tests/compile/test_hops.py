@@ -23,7 +23,8 @@ from torch.nn.attention.flex_attention import (
 )
 from torch.utils import _pytree as pytree
 
-from tests.compile.common import executions, program_texts
+from tests.common.programs import graph_texts
+from tests.compile.common import executions
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ def test_scan_is_a_loop_of_one_body():
     sizes = []
     for length in (4, 400):
         x = torch.randn(length, 3, device="tpu")
-        with program_texts() as texts:
+        with graph_texts() as texts:
             fn = lambda x: scan(lambda c, y: (c * 0.5 + y, c.sin()), x[0] * 2, x)  # noqa: E731
             tpu(fn, dynamic=False)(x)
         (text,) = texts
@@ -179,7 +180,7 @@ def test_associative_scan(n, mode):
 
 def test_associative_scan_has_logarithmic_depth():
     x = torch.randn(1000, device="tpu")
-    with program_texts() as texts:
+    with graph_texts() as texts:
         out = tpu(lambda x: associative_scan(torch.add, x, 0, combine_mode="pointwise"))(x)
     torch.testing.assert_close(out, x.cumsum(0), rtol=1e-4, atol=1e-4)
     (text,) = texts
@@ -390,7 +391,7 @@ def test_a_nested_region_is_one_function():
     for f in (tpu(fn), fn):
         torch.manual_seed(2)
         a, b = on("tpu", (x, w), grad=True)
-        with program_texts() as texts:
+        with graph_texts() as texts:
             out = f(a, b)
             out.sum().backward()
         grads.append((out.detach(), a.grad, b.grad))
@@ -432,7 +433,7 @@ def test_checkpointed_regions_are_recomputed_one_at_a_time():
         step(x).sum().backward()  # the programs exist
         torch._dynamo.reset()
         step = tpu(model)
-        with program_texts() as texts[checkpoint]:
+        with graph_texts() as texts[checkpoint]:
             before = torch.tpu.memory_allocated()
             out = step(x)
             held[checkpoint] = torch.tpu.memory_allocated() - before

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.common.programs import graph_texts
 from tests.compile import models
-from tests.compile.common import program_texts
 from torchtpu_core.compile import layers
 
 
@@ -34,7 +34,7 @@ def run(model, *inputs, shared=True):
     try:
         torch.manual_seed(5)
         model.zero_grad()
-        with program_texts() as texts:
+        with graph_texts() as texts:
             out = torch.compile(model, backend="tpu", fullgraph=True)(*inputs)
             out.square().sum().backward()
     finally:
@@ -116,7 +116,7 @@ def test_layers_that_differ_are_not_shared():
         return x
 
     x = torch.randn(4, device="tpu")
-    with program_texts() as texts:
+    with graph_texts() as texts:
         out = torch.compile(fn, backend="tpu", fullgraph=True)(x)
     torch.testing.assert_close(out, fn(x))
     assert not functions(texts[0])
@@ -160,7 +160,7 @@ def test_open_sizes():
     compiled = torch.compile(blocks, backend="tpu", dynamic=True, fullgraph=True)
     torch.tpu.set_shape_buckets("off")
     try:
-        with program_texts() as texts:
+        with graph_texts() as texts:
             for length in (6, 10):
                 x = torch.randn(length, 8, device="tpu")
                 torch.testing.assert_close(compiled(x), blocks(x), rtol=1e-4, atol=1e-5)
@@ -178,7 +178,7 @@ def test_operators_of_many_tensors():
         return xs
 
     xs = [torch.randn(3, device="tpu") for _ in range(4)]
-    with program_texts() as texts:
+    with graph_texts() as texts:
         out = torch.compile(fn, backend="tpu", fullgraph=True)(xs)
     torch.testing.assert_close(out, fn(xs))
     assert functions(texts[0])

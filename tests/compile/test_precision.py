@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from tests.common.programs import built_texts
+from tests.common.programs import built_texts, of_graphs
 from tests.compile.common import compiled_since
 from torchtpu_core import flags, plugin, stats
 
@@ -37,7 +37,7 @@ def emulated():
 @pytest.fixture
 def texts(monkeypatch):
     """The text of every graph's program built in the test, in order."""
-    return built_texts(monkeypatch, lambda text: "module @graph" in text)
+    return built_texts(monkeypatch, of_graphs)
 
 
 def tpu(fn):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import torchtpu_core
+from tests.common.cache import settings
 from torchtpu_core import _C, cache, plans
 from torchtpu_core.compile import captures
 
@@ -98,10 +99,8 @@ def test_captures_of_another_version_are_not_used(monkeypatch):
 
 
 @pytest.fixture
-def counted(tmp_path, monkeypatch):
+def counted(tmp_path):
     """A cache of its own, and what counts the graphs of a function compiled anew in it."""
-    monkeypatch.setenv("TORCHTPU_CACHE_DIR", str(tmp_path))
-    cache.default_cache.cache_clear()
 
     def run(fn, *args, **options):
         torch._dynamo.reset()
@@ -110,9 +109,9 @@ def counted(tmp_path, monkeypatch):
         after = torchtpu_core.stats()
         return result, [after.get(k, 0) - before[k] for k in COUNTS]
 
-    yield run
-    monkeypatch.undo()
-    cache.default_cache.cache_clear()
+    with settings(TORCHTPU_CACHE_DIR=str(tmp_path)):
+        assert cache.default_cache().folder == tmp_path  # tests damage it
+        yield run
 
 
 TRACED, FOUND = [1, 0, 1], [0, 1, 0]

@@ -32,9 +32,7 @@ def emulated():
 
 @pytest.fixture
 def texts(monkeypatch):
-    """The text of every program built in the test; none is found in the dispatcher's tables
-    because the shapes are used nowhere else.
-    """
+    """The text of every program built in the test."""
     return built_texts(monkeypatch)
 
 

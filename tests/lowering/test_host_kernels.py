@@ -25,12 +25,6 @@ def texts(monkeypatch):
     return built_texts(monkeypatch)
 
 
-@pytest.fixture(autouse=True)
-def _new_programs(monkeypatch):
-    """Every program is built and not found on disk: its text is looked at."""
-    monkeypatch.setattr("torchtpu_core.plans.find", lambda key: None)
-
-
 def calls(texts):
     """The custom calls of the programs."""
     return [line.split('"')[3] for t in texts for line in t.splitlines() if "custom_call" in line]
