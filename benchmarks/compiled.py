@@ -346,11 +346,19 @@ def print_overhead(cost: dict[str, float]) -> None:
     _measure.table("Host overhead of a compiled call", ["what is called", "us"], rows, note)
 
 
+def name_of(case: tuple[str, str]) -> str:
+    """What `--only` looks in: a case's key, its part, and its title where that is another."""
+    key, title = " ".join(case), TITLES[case[0]]
+    return key if title == case[0] else f"{key} ({title})"
+
+
 def main() -> int:
     """Measure and print; the options that start processes are used by itself."""
     parser = _measure.parser(__doc__.splitlines()[0])
     parser.add_argument("--fast", action="store_true", help="small models of the same shape")
-    parser.add_argument("--only", default="", help="cases with this in their name, e.g. 'CNN'")
+    parser.add_argument(
+        "--only", default="", help="cases with this in their name: 'CNN', 'ResNet-18'"
+    )
     parser.add_argument("--serve", choices=PEERS, help="be a peer's process")
     parser.add_argument("--start", choices=PEERS, help="print the seconds of a first step")
     parser.add_argument("--overhead", action="store_true", help="print the host's overhead as JSON")
@@ -362,11 +370,14 @@ def main() -> int:
         print(json.dumps(first_step(args.start, args.fast) if args.start else measure_overhead()))
         return 0
 
+    cases = [case for case in CASES if args.only in name_of(case)]
+    if not cases:
+        names = "".join(f"\n  {name_of(case)}" for case in CASES)
+        parser.error(f"--only {args.only!r}: no case has this in its name; they are:{names}")
     found = _measure.present(("tpu", "jax", "cpu"))
     peers = [peer for peer in PEERS if peer.removesuffix("lib") in found]
     if "tpu" not in peers:
         return 1
-    cases = [case for case in CASES if args.only in " ".join(case)]
     figures: dict[str, Any] = {"steps": measure(peers, cases, args.fast)}
     print_steps(figures["steps"], peers)
     if not args.only:
