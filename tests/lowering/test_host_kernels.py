@@ -3,6 +3,7 @@ StableHLO's own ops give, for every arrangement of dimensions."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -204,6 +205,26 @@ def test_a_failing_kernel_fails_the_program():
     assert (torch.ones(2, device="tpu") + 1).sum().item() == 4
 
 
+def test_programs_of_several_devices(run_python):
+    """In one process, at the same time."""
+    run_python(
+        """
+        import torch
+
+        def work(x):
+            for _ in range(20):
+                x = torch.tanh(x @ x / 200)
+            return x
+
+        x = torch.randn(200, 200)
+        outs = [work(x.to(f"tpu:{i}")) for i in (0, 1) for _ in range(3)]
+        for out in outs:
+            torch.testing.assert_close(out.cpu(), work(x), rtol=1e-3, atol=1e-3)
+        """,
+        TORCHTPU_CPU_DEVICES="2",
+    )
+
+
 @pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("maximize", [False, True])
@@ -279,6 +300,31 @@ def test_a_compiled_step_with_adam():
     want = trained(model, x, lambda f: f)
     got = trained(twin.to("tpu"), x.to("tpu"), torch.compile(backend="tpu"))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4, 32, 300), (4, 32, 14, 15), (2, 32, 7, 8, 9)])
+@pytest.mark.parametrize(("momentum", "eps"), [(0.1, 1e-5), (None, 1e-2)])
+def test_batch_norm(shape, momentum, eps, texts):
+    """Of a train step, with its statistics, against float64; small variances are not lost beside
+    eps. Without parameters, and in evaluation, it is XLA's.
+    """
+    x = torch.randn(shape) * torch.logspace(-4, 2, shape[1]).reshape(-1, *[1] * (len(shape) - 2))
+    module = torch.nn.BatchNorm2d(shape[1], eps, momentum)
+    module._check_input_dim = lambda x: None  # of any number of dimensions
+    torch.nn.init.normal_(module.weight)
+    torch.nn.init.normal_(module.bias)
+    reference = copy.deepcopy(module).double()
+    module.to("tpu")
+    for _ in range(2):
+        got, want = module(x.to("tpu")), reference(x.double())
+        torch.testing.assert_close(got.cpu().double(), want, rtol=1e-5, atol=1e-5)
+        for a, c in zip(module.buffers(), reference.buffers()):
+            torch.testing.assert_close(a.cpu().double(), c.double(), rtol=1e-5, atol=1e-7)
+    assert "torchtpu.batch_norm" in calls(texts)
+    texts.clear()
+    module.eval()(x.to("tpu"))
+    F.batch_norm(x.to("tpu"), None, None, training=True)
+    assert not calls(texts)
 
 
 @pytest.mark.parametrize("shape", [(4, 32, 300), (4, 32, 14, 15), (2, 32, 7, 8, 9)])

@@ -32,17 +32,20 @@ def _blend(old: Value, new: Value, momentum: Operand) -> Value:
     return old.to(dtype) * (1.0 - m) + new * m
 
 
+def _unbiased(x: Value, var: Value) -> Value:
+    """The variance of each channel of `x` without bias."""
+    n = extent(x, _reduced(x))
+    return var * (n / (n - 1) if n > 1 else float("nan"))
+
+
 def _updated(
-    x: Value,
     mean: Value,
-    var: Value,
+    unbiased: Value,
     running_mean: Value | None,
     running_var: Value | None,
     momentum: Operand,
 ) -> list[Value | None]:
     """New running statistics; the variance is kept without bias."""
-    n = extent(x, _reduced(x))
-    unbiased = var * (n / (n - 1) if n > 1 else float("nan"))
     pairs = ((running_mean, mean), (running_var, unbiased))
     return [None if r is None else _blend(r, s, momentum).to(r.dtype) for r, s in pairs]
 
@@ -57,11 +60,16 @@ def batch_norm(
 
 def _training(b, x, weight, bias, running_mean, running_var, momentum, eps):
     """(out, mean, invstd, new running mean, new running var)."""
-    x = wide(x)
-    var, mean = moments(x, _reduced(x))
-    invstd = _inverse_std(b, var, eps)
-    out = batch_norm(b, x, weight, bias, mean, invstd)
-    return [out, mean, invstd, *_updated(x, mean, var, running_mean, running_var, momentum)]
+    if 3 <= x.ndim <= 5 and host_kernels.takes(b, x, weight, bias):
+        parts = host_kernels.batch_norm(b, x, weight, bias, b.lift(eps, "f64"))
+        out, mean, invstd, unbiased = parts
+    else:
+        x = wide(x)
+        var, mean = moments(x, _reduced(x))
+        invstd = _inverse_std(b, var, eps)
+        out = batch_norm(b, x, weight, bias, mean, invstd)
+        unbiased = _unbiased(x, var)
+    return [out, mean, invstd, *_updated(mean, unbiased, running_mean, running_var, momentum)]
 
 
 def _inference(b, x, weight, bias, running_mean, running_var, eps):
@@ -161,7 +169,8 @@ def _stats(b, x, eps):
 def _update_stats(b, x, running_mean, running_var, momentum):
     x = wide(x)
     var, mean = moments(x, _reduced(x))
-    return [mean, var, *_updated(x, mean, var, running_mean, running_var, momentum)]
+    new = _updated(mean, _unbiased(x, var), running_mean, running_var, momentum)
+    return [mean, var, *new]
 
 
 @lowering("batch_norm_elemt", runtime=("eps",))

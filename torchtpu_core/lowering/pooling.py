@@ -160,22 +160,24 @@ def _maxima_by_slices(
     outs: Sequence[int],
     high: Sequence[int],
 ) -> Value:
-    """Maxima of strided slices, one dimension after the other, channels last: XLA's CPU compiler
-    makes vector loops of these and scalar ones of a reduce_window. The barrier keeps what comes
-    before from being computed once for each slice.
+    """Maxima of strided slices, one dimension after the other: XLA's CPU compiler makes vector
+    loops of these and scalar ones of a reduce_window. The barriers keep the padding out of those
+    loops, and a dimension from being computed once for each slice of the next. A transposed value
+    stays in the order that it has in memory.
     """
-    n = len(windows)
-    lead = x.ndim - n
-    channel = lead - 1
-    last = [*range(channel), *range(lead, x.ndim), channel]
-    (x,) = b.barrier([b.transpose(x, last)])
-    for i, ((k, s, p, d), out) in enumerate(zip(windows, outs)):
-        axis, low, up = channel + i, [0] * x.ndim, [0] * x.ndim
-        low[axis], up[axis] = p, high[i]
-        x = b.pad(x, T.lowest(x.dtype), low, up)
+    lead = x.ndim - len(windows)
+    order = list(range(x.ndim))
+    if x.origin is not None and x.origin[1] is not None:
+        x, order = x.origin
+    low, up = [0] * x.ndim, [0] * x.ndim
+    for axis, (_, _, p, _), h in zip(order[lead:], windows, high):
+        low[axis], up[axis] = p, h
+    x = b.pad(x, T.lowest(x.dtype), low, up)
+    for axis, (k, s, _, d), out in zip(order[lead:], windows, outs):
+        (x,) = b.barrier([x])
         parts = [b.slice_dim(x, axis, j * d, j * d + (out - 1) * s + 1, s) for j in range(k)]
         x = functools.reduce(b.maximum, parts)
-    return b.transpose(x, [*range(channel), x.ndim - 1, *range(channel, x.ndim - 1)])
+    return b.transpose(x, order)
 
 
 def _register_max_pool(n: int) -> None:

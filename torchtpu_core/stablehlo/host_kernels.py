@@ -137,6 +137,14 @@ def takes(b: Builder, *xs: Value | None) -> bool:
     )
 
 
+def batch_norm(b: Builder, x: Value, weight: Value, bias: Value, eps: Value) -> list[Value]:
+    """In a train step, with eps an f64: the output, and of each channel the mean, the inverse of
+    the standard deviation, and the variance without bias.
+    """
+    types = [x.type, *[weight.type] * 3]
+    return _call(b, "torchtpu.batch_norm", (x, weight, bias, eps), types, "")
+
+
 def batch_norm_backward(
     b: Builder, grad: Value, x: Value, weight: Value, mean: Value, invstd: Value
 ) -> list[Value]:

@@ -59,6 +59,13 @@ PluginChoice find_plugin() {
   return choice;
 }
 
+// The number of devices that the plugin's options ask for, where they do.
+std::optional<int> count_in_options(const PluginChoice& choice) {
+  const auto found = choice.options.find("cpu_device_count");
+  if (found == choice.options.end()) return std::nullopt;
+  return static_cast<int>(std::get<int64_t>(found->second));
+}
+
 // Whether it is XLA's CPU plugin, by the option that only it has.
 bool is_cpu(const PluginChoice& choice) { return choice.options.count("cpu_device_count") != 0; }
 
@@ -102,7 +109,7 @@ Runtime& create() {
     const CpuThreads threads(choice);
     if (is_cpu(choice)) heap::keep();
     const auto plugin = pjrt::Plugin::load(choice.path);
-    const bool kernels = is_cpu(choice) && kernels::install(*plugin);
+    const bool kernels = is_cpu(choice) && kernels::install(*plugin, *count_in_options(choice));
     auto client = pjrt::Client::create(plugin, choice.options);
     TORCH_CHECK(!client->devices().empty(), "The PJRT plugin ", choice.path, " reports no devices");
     auto* made = new Runtime(std::move(client), kernels);
@@ -113,13 +120,6 @@ Runtime& create() {
     started.store(false);
     throw;
   }
-}
-
-// The number of devices that the plugin's options ask for, where they do.
-std::optional<int> count_in_options(const PluginChoice& choice) {
-  const auto found = choice.options.find("cpu_device_count");
-  if (found == choice.options.end()) return std::nullopt;
-  return static_cast<int>(std::get<int64_t>(found->second));
 }
 
 }  // namespace

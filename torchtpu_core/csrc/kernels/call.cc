@@ -3,12 +3,17 @@
 #include <ATen/Parallel.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <future>
 #include <mutex>
 #include <thread>
 
 namespace torchtpu::kernels {
+
+std::atomic<bool> waits{false};
+
 namespace {
 
 namespace ffi = pjrt::ffi;
@@ -37,6 +42,23 @@ class PlainKernels {
   c10::impl::ForceDispatchKeyGuard guard_;
 };
 
+ffi::Error* error(const ffi::CallFrame& frame, const char* message) {
+  constexpr int32_t kInternal = 13;
+  ffi::ErrorCreateArgs args{sizeof args, nullptr, message, kInternal};
+  return frame.api->error_create(&args);
+}
+
+ffi::Error* execute(const ffi::CallFrame& frame, void (*body)(const Call&)) {
+  try {
+    body(Call(frame));
+  } catch (const c10::Error& e) {
+    return error(frame, e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    return error(frame, e.what());
+  }
+  return nullptr;
+}
+
 // The thread that all kernels run on, one after the other: each has all cores, by one team of
 // OpenMP's threads. On XLA's threads each would have a team of its own, whose threads get in each
 // other's way. Leaked, as it may run at the end of the process.
@@ -46,44 +68,71 @@ class Worker {
     std::thread([this] { serve(); }).detach();
   }
 
-  // Runs `task` there and waits for its end.
-  template <class F>
-  void run(F&& task) {
-    Job job{[](void* f) { (*static_cast<std::remove_reference_t<F>*>(f))(); }, &task};
-    std::unique_lock lock(mutex_);
-    jobs_.push_back(&job);
-    added_.notify_one();
-    job.ended.wait(lock, [&] { return job.done; });
+  // Whether this is the thread.
+  static bool current() { return current_; }
+
+  // Runs a kernel there, and then, as its future is set, what XLA has waiting for it: most of the
+  // rest of the program, whose kernels need no other thread to wake up for them.
+  void post(const ffi::CallFrame& frame, void (*body)(const Call&)) { add({frame, body, nullptr}); }
+
+  // Runs a kernel there and waits for its end.
+  ffi::Error* run(const ffi::CallFrame& frame, void (*body)(const Call&)) {
+    std::promise<ffi::Error*> end;
+    auto failure = end.get_future();
+    add({frame, body, &end});
+    return failure.get();
   }
 
  private:
   struct Job {
-    void (*function)(void*);
-    void* task;
-    bool done = false;
-    std::condition_variable ended;
+    ffi::CallFrame frame;
+    void (*body)(const Call&);
+    std::promise<ffi::Error*>* end;  // of who waits; otherwise the frame's future is set
   };
+
+  void add(const Job& job) {
+    {
+      std::lock_guard lock(mutex_);
+      jobs_.push_back(job);
+    }
+    added_.notify_one();
+  }
 
   [[noreturn]] void serve() {
     const PlainKernels plain;
     at::get_num_threads();  // gives the thread PyTorch's setting
+    current_ = true;
     std::unique_lock lock(mutex_);
     for (;;) {
       added_.wait(lock, [&] { return !jobs_.empty(); });
-      Job* job = jobs_.front();
+      const Job job = jobs_.front();
       jobs_.pop_front();
       lock.unlock();
-      job->function(job->task);
+      finish(job);
       lock.lock();
-      job->done = true;
-      job->ended.notify_one();
     }
   }
 
-  std::mutex mutex_;  // guards jobs_ and each job's `done`
+  static void finish(const Job& job) {
+    ffi::Error* failure = execute(job.frame, job.body);
+    if (job.end != nullptr) {
+      job.end->set_value(failure);
+    } else if (failure != nullptr) {
+      ffi::FutureSetErrorArgs args{sizeof args, nullptr, job.frame.future, failure};
+      job.frame.api->future_set_error(&args);
+    } else {
+      ffi::FutureSetAvailableArgs args{sizeof args, nullptr, job.frame.future};
+      job.frame.api->future_set_available(&args);
+    }
+  }
+
+  static thread_local bool current_;
+  std::mutex mutex_;  // guards jobs_
   std::condition_variable added_;
-  std::deque<Job*> jobs_;
+  std::deque<Job> jobs_;
 };
+
+thread_local bool Worker::current_ = false;
 
 }  // namespace
 
@@ -129,28 +178,20 @@ at::Tensor Call::tensor(const ffi::Buffers& buffers, int64_t i, bool channels_la
 ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&)) {
   for (const ffi::Extension* e = frame->extension_start; e != nullptr; e = e->next) {
     if (e->type == ffi::kMetadataExtension) {
+      if (frame->api->struct_size < sizeof(ffi::Api)) return error(*frame, "no futures");
       const auto* asked = reinterpret_cast<const ffi::MetadataExtension*>(e);
       asked->metadata->version = frame->api->version;
       return nullptr;
     }
   }
-  const auto error = [frame](const char* message) {
-    constexpr int32_t kInternal = 13;
-    ffi::ErrorCreateArgs args{sizeof args, nullptr, message, kInternal};
-    return frame->api->error_create(&args);
-  };
+  if (Worker::current()) return execute(*frame, body);
   static Worker& worker = *new Worker;
-  ffi::Error* failure = nullptr;
-  worker.run([&] {
-    try {
-      body(Call(*frame));
-    } catch (const c10::Error& e) {
-      failure = error(e.what_without_backtrace());
-    } catch (const std::exception& e) {
-      failure = error(e.what());
-    }
-  });
-  return failure;
+  if (waits.load(std::memory_order_relaxed)) return worker.run(*frame, body);
+  ffi::FutureCreateArgs args{sizeof args, nullptr, nullptr};
+  if (ffi::Error* failure = frame->api->future_create(&args)) return failure;
+  frame->future = args.future;
+  worker.post(*frame, body);
+  return nullptr;
 }
 
 }  // namespace torchtpu::kernels

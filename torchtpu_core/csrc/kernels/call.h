@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
+
 #include "../pjrt/ffi.h"
 
 namespace torchtpu::kernels {
@@ -21,6 +23,9 @@ class Call {
     return tensor(frame_.results, i, channels_last);
   }
 
+  // An argument that is one f64.
+  double number(int64_t i) const { return *argument(i).const_data_ptr<double>(); }
+
   // Attributes of type array<i64: ...> and array<f64: ...>. Throw if there is none.
   at::IntArrayRef ints(std::string_view name) const;
   c10::ArrayRef<double> doubles(std::string_view name) const;
@@ -31,6 +36,11 @@ class Call {
 
   const pjrt::ffi::CallFrame& frame_;
 };
+
+// Whether XLA's threads wait for their kernels, and the rest of a program stays on them. As long as
+// one device is all there is, it need not: with more, it may wait for a program of another device,
+// whose kernels could then not run.
+extern std::atomic<bool> waits;
 
 // Runs `body` for a frame: what it throws fails the program.
 pjrt::ffi::Error* run(pjrt::ffi::CallFrame* frame, void (*body)(const Call&));

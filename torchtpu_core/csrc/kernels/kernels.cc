@@ -4,12 +4,14 @@
 
 namespace torchtpu::kernels {
 
-bool install(const pjrt::Plugin& plugin) {
+bool install(const pjrt::Plugin& plugin, int devices) {
+  waits.store(devices > 1);
   constexpr std::pair<const char*, pjrt::ffi::Handler> kHandlers[] = {
       {"torchtpu.dot_general", handler<dot_general>},
       {"torchtpu.convolution", handler<convolution>},
       {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient>},
       {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient>},
+      {"torchtpu.batch_norm", handler<batch_norm>},
       {"torchtpu.batch_norm_backward", handler<batch_norm_backward>},
       {"torchtpu.max_pool2d_backward", handler<max_pool2d_backward>},
       {"torchtpu.fused_adam", handler<fused_adam>},

@@ -8,8 +8,9 @@ namespace torchtpu::kernels {
 
 class Call;
 
-// Registers the handlers with XLA's CPU plugin. False if it cannot call functions of ours.
-bool install(const pjrt::Plugin& plugin);
+// Registers the handlers with XLA's CPU plugin, which is to have so many devices. False if it
+// cannot call functions of ours.
+bool install(const pjrt::Plugin& plugin, int devices);
 
 // "torchtpu.dot_general"(x, y): as StableHLO's op, with its attributes lhs_batching_dimensions,
 // rhs_batching_dimensions, lhs_contracting_dimensions and rhs_contracting_dimensions.
@@ -24,6 +25,9 @@ void convolution_input_gradient(const Call& call);
 // "torchtpu.convolution_weight_gradient"(grad [N, O, *], x): of w, whose shape is the result's.
 void convolution_weight_gradient(const Call& call);
 
+// "torchtpu.batch_norm"(x [N, C, *], weight [C], bias, eps (f64)) of a train step: the output, the
+// mean, the inverse of the standard deviation, and the variance without bias.
+void batch_norm(const Call& call);
 // "torchtpu.batch_norm_backward"(grad [N, C, *], x, weight [C], save_mean, save_invstd) of a train
 // step: the gradients of x, weight and bias.
 void batch_norm_backward(const Call& call);

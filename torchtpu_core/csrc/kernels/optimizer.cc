@@ -2,20 +2,14 @@
 #include "kernels.h"
 
 namespace torchtpu::kernels {
-namespace {
-
-double number(const at::Tensor& scalar) { return *scalar.const_data_ptr<double>(); }
-
-}  // namespace
-
 void fused_adam(const Call& call) {
   const int64_t n = call.ints("count")[0];
   const bool amsgrad = call.ints("amsgrad")[0] != 0;
   const auto betas = call.doubles("betas");
   int64_t next = 0;
-  const double lr = number(call.argument(next++));
-  const double weight_decay = number(call.argument(next++));
-  const double eps = number(call.argument(next++));
+  const double lr = call.number(next++);
+  const double weight_decay = call.number(next++);
+  const double eps = call.number(next++);
   const auto operands = [&] {
     std::vector<at::Tensor> out;
     for (int64_t i = 0; i < n; ++i) out.push_back(call.argument(next++));

@@ -32,6 +32,27 @@ struct ErrorCreateArgs {
   int32_t code;
 };
 
+struct Future;  // the plugin's
+
+struct FutureCreateArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Future* future;  // out
+};
+
+struct FutureSetAvailableArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Future* future;
+};
+
+struct FutureSetErrorArgs {
+  size_t struct_size;
+  Extension* extension_start;
+  Future* future;
+  Error* error;  // becomes the plugin's
+};
+
 // The head of the plugin's table of functions.
 struct Api {
   size_t struct_size;
@@ -39,6 +60,10 @@ struct Api {
   Version version;
   const void* internal;
   Error* (*error_create)(ErrorCreateArgs*);
+  void* between[12];
+  Error* (*future_create)(FutureCreateArgs*);
+  Error* (*future_set_available)(FutureSetAvailableArgs*);
+  Error* (*future_set_error)(FutureSetErrorArgs*);
 };
 
 enum class Type : int32_t { kS64 = 5, kF32 = 11, kF64 = 12 };
@@ -95,6 +120,7 @@ struct CallFrame {
   Buffers arguments;
   Buffers results;
   Attributes attributes;
+  Future* future;  // out
 };
 
 // What XLA asks of a handler when it is registered: a frame with this extension.
