@@ -12,7 +12,7 @@
 
 namespace torchtpu::kernels {
 
-std::atomic<bool> waits{false};
+std::atomic<bool> worker_goes_on{false};
 
 namespace {
 
@@ -175,7 +175,7 @@ at::Tensor Call::tensor(const ffi::Buffers& buffers, int64_t i, bool channels_la
   return at::from_blob(buffer.data, sizes, strides, options);
 }
 
-ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&)) {
+ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&), Then then) {
   for (const ffi::Extension* e = frame->extension_start; e != nullptr; e = e->next) {
     if (e->type == ffi::kMetadataExtension) {
       if (frame->api->struct_size < sizeof(ffi::Api)) return error(*frame, "no futures");
@@ -186,7 +186,9 @@ ffi::Error* run(ffi::CallFrame* frame, void (*body)(const Call&)) {
   }
   if (Worker::current()) return execute(*frame, body);
   static Worker& worker = *new Worker;
-  if (waits.load(std::memory_order_relaxed)) return worker.run(*frame, body);
+  if (then == Then::kWaiting || !worker_goes_on.load(std::memory_order_relaxed)) {
+    return worker.run(*frame, body);
+  }
   ffi::FutureCreateArgs args{sizeof args, nullptr, nullptr};
   if (ffi::Error* failure = frame->api->future_create(&args)) return failure;
   frame->future = args.future;

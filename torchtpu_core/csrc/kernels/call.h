@@ -37,18 +37,23 @@ class Call {
   const pjrt::ffi::CallFrame& frame_;
 };
 
-// Whether XLA's threads wait for their kernels, and the rest of a program stays on them. As long as
-// one device is all there is, it need not: with more, it may wait for a program of another device,
-// whose kernels could then not run.
-extern std::atomic<bool> waits;
+// Who goes on with a program where a kernel ends.
+enum class Then {
+  kWaiting,  // XLA's thread, which waits: it can do what is long beside the next kernels
+  kWorker,   // the kernels' thread, which needs no other to wake up: for what is short
+};
+
+// Whether kWorker is possible: not with several devices, where the rest of a program may wait for
+// another device's, whose kernels could then not run.
+extern std::atomic<bool> worker_goes_on;
 
 // Runs `body` for a frame: what it throws fails the program.
-pjrt::ffi::Error* run(pjrt::ffi::CallFrame* frame, void (*body)(const Call&));
+pjrt::ffi::Error* run(pjrt::ffi::CallFrame* frame, void (*body)(const Call&), Then then);
 
 // `body` as XLA calls it.
-template <void (*body)(const Call&)>
+template <void (*body)(const Call&), Then then = Then::kWaiting>
 pjrt::ffi::Error* handler(pjrt::ffi::CallFrame* frame) {
-  return run(frame, body);
+  return run(frame, body, then);
 }
 
 }  // namespace torchtpu::kernels

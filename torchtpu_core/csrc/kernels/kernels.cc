@@ -5,15 +5,15 @@
 namespace torchtpu::kernels {
 
 bool install(const pjrt::Plugin& plugin, int devices) {
-  waits.store(devices > 1);
+  worker_goes_on.store(devices == 1);
   constexpr std::pair<const char*, pjrt::ffi::Handler> kHandlers[] = {
       {"torchtpu.dot_general", handler<dot_general>},
-      {"torchtpu.convolution", handler<convolution>},
-      {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient>},
-      {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient>},
-      {"torchtpu.batch_norm", handler<batch_norm>},
-      {"torchtpu.batch_norm_backward", handler<batch_norm_backward>},
-      {"torchtpu.max_pool2d_backward", handler<max_pool2d_backward>},
+      {"torchtpu.convolution", handler<convolution, Then::kWorker>},
+      {"torchtpu.convolution_input_gradient", handler<convolution_input_gradient, Then::kWorker>},
+      {"torchtpu.convolution_weight_gradient", handler<convolution_weight_gradient, Then::kWorker>},
+      {"torchtpu.batch_norm", handler<batch_norm, Then::kWorker>},
+      {"torchtpu.batch_norm_backward", handler<batch_norm_backward, Then::kWorker>},
+      {"torchtpu.max_pool2d_backward", handler<max_pool2d_backward, Then::kWorker>},
       {"torchtpu.fused_adam", handler<fused_adam>},
   };
   for (const auto& [name, function] : kHandlers) {
