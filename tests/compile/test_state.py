@@ -223,13 +223,15 @@ def test_backward_of_dropout_uses_the_forward_mask():
 
 
 def test_a_second_process_compiles_nothing(tmp_path):
+    """Nor does it import the lowerings."""
     code = (
-        "import json, torch, torchtpu_core\n"
+        "import json, sys, torch, torchtpu_core\n"
         "from tests.compile import models\n"
         "model = torch.compile(models.GPT().to('tpu'), backend='tpu')\n"
         "ids = torch.zeros(2, 16, dtype=torch.int64).to('tpu')\n"
         "model(ids).square().mean().backward()\n"
-        "print(json.dumps(torchtpu_core.stats()))\n"
+        "lowers = 'torchtpu_core.lowering.program' in sys.modules\n"
+        "print(json.dumps(torchtpu_core.stats() | {'lowers': lowers}))\n"
     )
     env = os.environ | {"TORCHTPU_CACHE_DIR": str(tmp_path)}
     runs = []
@@ -241,3 +243,4 @@ def test_a_second_process_compiles_nothing(tmp_path):
     assert runs[0]["programs_compiled"] > 0
     assert runs[1]["programs_compiled"] == 0
     assert runs[1]["programs_loaded"] == runs[0]["programs_compiled"]
+    assert [run["lowers"] for run in runs] == [True, False]

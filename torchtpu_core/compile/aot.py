@@ -1,6 +1,8 @@
 """From Dynamo's graph to callables: AOTAutograd splits forward from backward and makes both
 functional, and each half becomes a graph of the dispatcher, with what belongs on the CPU taken from
 there and back around it.
+
+What lowers graphs is imported where one is lowered: what is on disk does not wait for it.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchtpu_core import plans
-from torchtpu_core.compile import layers, partition, recompiles, split, stored
-from torchtpu_core.compile.graph_program import GraphProgram
+from torchtpu_core.compile import recompiles, stored
 from torchtpu_core.plans import Plan
+
+if TYPE_CHECKING:
+    from torchtpu_core.compile.graph_program import GraphProgram
 
 
 def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -30,6 +34,8 @@ def compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
         found = stored.find(gm, example_inputs)
         if found is not None:
             return found
+        from torchtpu_core.compile import partition
+
         return aot_autograd(
             fw_compiler=stored.compiler("forward"),
             bw_compiler=stored.compiler("backward"),
@@ -97,6 +103,9 @@ def runner(
     `whole`: an operator that nothing can run is an error now, not when it is reached; `key`: by
     which its plans are kept on disk, None for those that are not.
     """
+    from torchtpu_core.compile import split
+    from torchtpu_core.compile.graph_program import GraphProgram
+
     cut = split.check(gm, whole)
     if cut:
         parts = itertools.count()
@@ -142,6 +151,9 @@ def stored_runner(
 
     @cache
     def program() -> GraphProgram:
+        from torchtpu_core.compile import layers
+        from torchtpu_core.compile.graph_program import GraphProgram
+
         return GraphProgram(layers.share(read()))
 
     def build(args: Sequence[Any]) -> Plan:

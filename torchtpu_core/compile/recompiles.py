@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchtpu_core import config
-from torchtpu_core.lowering.program import Plan, TensorSpec
+from torchtpu_core.lowering.specs import TensorSpec
+from torchtpu_core.plans import Plan
 
 #: what of a tensor is part of a key, with the words for it
 _PARTS = (

@@ -1,9 +1,12 @@
 """ATen operators as StableHLO: one file a family, and the routes that lead to them.
 
-Importing this package registers every lowering. It is imported on the first program that has to be
-built, never by `import torch`.
+A process whose programs are all on disk needs none of them: they are imported where the first one
+is looked for.
 """
 
+from __future__ import annotations
+
+import functools
 import importlib
 import pkgutil
 
@@ -22,6 +25,10 @@ _NOT_FAMILIES = {
     "unsupported",
 }
 
-for _module in pkgutil.iter_modules(__path__):
-    if _module.name not in _NOT_FAMILIES:
-        importlib.import_module(f"{__name__}.{_module.name}")
+
+@functools.cache
+def register_all() -> None:
+    """Imports every family, which registers its lowerings."""
+    for module in pkgutil.iter_modules(__path__):
+        if module.name not in _NOT_FAMILIES:
+            importlib.import_module(f"{__name__}.{module.name}")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torchtpu_core.lowering import register_all
 from torchtpu_core.lowering.promotion import promote as _promote
 from torchtpu_core.stablehlo import Builder, Value
 
@@ -127,11 +128,13 @@ def name_of(op: OpOverload) -> str:
 
 def find(op: OpOverload) -> Rule | None:
     """The lowering registered for exactly this overload, or None."""
+    register_all()
     return _RULES.get(name_of(op))
 
 
 def rules() -> dict[str, Rule]:
     """Every registered lowering, by canonical name."""
+    register_all()
     return dict(_RULES)
 
 

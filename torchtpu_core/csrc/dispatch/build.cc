@@ -48,8 +48,22 @@ const Plans& plans() {
       .get_stored();
 }
 
+struct Specs {
+  py::object tensor, scalar;
+};
+
+const Specs& specs() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Specs> storage;
+  return storage
+      .call_once_and_store_result([] {
+        py::module_ m = py::module_::import("torchtpu_core.lowering.specs");
+        return Specs{m.attr("TensorSpec"), m.attr("ScalarSpec")};
+      })
+      .get_stored();
+}
+
 struct Lowering {
-  py::object route, build, tensor_spec, scalar_spec;
+  py::object route, build;
 };
 
 const Lowering& lowering() {
@@ -57,8 +71,7 @@ const Lowering& lowering() {
   return storage
       .call_once_and_store_result([] {
         py::module_ m = py::module_::import("torchtpu_core.lowering.program");
-        return Lowering{m.attr("route"), m.attr("build"), m.attr("TensorSpec"),
-                        m.attr("ScalarSpec")};
+        return Lowering{m.attr("route"), m.attr("build")};
       })
       .get_stored();
 }
@@ -125,7 +138,7 @@ class Describer {
     }
     if (next_scalar_ < call_.scalars.size() && call_.scalars[next_scalar_] == &v) {
       const size_t i = next_scalar_++;
-      return lowering().scalar_spec(i, torch::jit::toPyObject(v));
+      return specs().scalar(i, torch::jit::toPyObject(v));
     }
     return torch::jit::toPyObject(v);
   }
@@ -137,10 +150,10 @@ class Describer {
     const TensorArg& arg = call_.tensors[i];
     if (arg.slot == nullptr) {
       const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
-      return lowering().tensor_spec(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(),
-                                    0, dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
-                                    torch::jit::toPyObject(c10::IValue(t.item())), false, false,
-                                    py::none());
+      return specs().tensor(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
+                            dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
+                            torch::jit::toPyObject(c10::IValue(t.item())), false, false,
+                            py::none());
     }
     const TensorArg& first = call_.tensors[arg.slot_index];
     c10::ScalarType base_dtype = t.scalar_type();
@@ -159,10 +172,10 @@ class Describer {
     } else {
       base = uninitialised_base(t, t.storage().nbytes());
     }
-    return lowering().tensor_spec(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
-                                  ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
-                                  ints(base), initialised, false, false, py::none(), t.is_conj(),
-                                  t.is_neg(), room);
+    return specs().tensor(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
+                          ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
+                          ints(base), initialised, false, false, py::none(), t.is_conj(),
+                          t.is_neg(), room);
   }
 
   const Call& call_;
