@@ -71,6 +71,8 @@ def phase_torch(peer: str, name: str, which: str, size: Any) -> Callable[[], Any
 
     from benchmarks import _models
 
+    # Else sizes that differ from those of the case before are open ones in this.
+    torch.compiler.reset()
     model, x, y = (part.to(peer) for part in _models.build(name, size))
     maybe = torch.compile if peer == "tpu" else lambda fn: fn
     if which != "train step":
