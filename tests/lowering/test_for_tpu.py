@@ -227,3 +227,65 @@ def test_gradient_of_a_max_pool_in_space(tpu_form: None, batch: tuple[int, ...])
     g = torch.Generator().manual_seed(6)
     x = torch.randn(*batch, 2, 5, 6, 7, generator=g).requires_grad_()
     same(lambda x: F.max_pool3d(x, 3, 2, 1), x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("size", "kernel", "padding", "dilation"),
+    [
+        ((7,), 3, 1, 1),
+        ((6, 5), 1, 0, 1),
+        ((6, 5), (3, 2), (3, 0), 1),  # more padding than the window
+        ((8, 9), (2, 3), (0, 1), (3, 2)),
+        ((4, 5, 3), 2, 1, 1),
+    ],
+)
+def test_gradient_of_a_convolutions_weight(
+    tpu_form: None, dtype: torch.dtype, size: Any, kernel: Any, padding: Any, dilation: Any
+) -> None:
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[len(size) - 1]
+    g = torch.Generator().manual_seed(7)
+    kernels = (kernel,) * len(size) if isinstance(kernel, int) else kernel
+    x = torch.randn(2, 3, *size, generator=g).to(dtype).requires_grad_()
+    w = torch.randn(4, 3, *kernels, generator=g).to(dtype).requires_grad_()
+
+    def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return convolution(x, w, None, 1, padding, dilation)
+
+    want = results(layer, *(a.detach().double().requires_grad_() for a in (x, w)), device="cpu")
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-2
+    for got, true in zip(results(layer, x, w, device="tpu"), want):
+        torch.testing.assert_close(got.double(), true, rtol=tolerance, atol=tolerance * 4)
+
+
+def _gradient_convolution(stride: int, groups: int = 1) -> str:
+    """The line of a weight's gradient [8, 4 / groups, 3, 3]."""
+    x, w = meta(2, 4, 9, 9, grad=False), meta(8, 4 // groups, 3, 3)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.autograd.grad(F.conv2d(x, w, None, stride, 1, 1, groups).sum(), [w])
+
+    text = aot.lowered(step, (x, w)).stablehlo
+    return [x for x in text.splitlines() if "stablehlo.convolution" in x][-1]
+
+
+def test_the_gradient_of_a_weight_has_its_input_channels_as_features() -> None:
+    """Innermost in memory, as in the weight; with strides the compiler turns that round again."""
+    assert "[f, b, 0, 1]x[i, o, 0, 1]->[b, f, 0, 1]" in _gradient_convolution(1)
+    assert "[f, b, 0, 1]x[i, o, 0, 1]->[f, b, 0, 1]" in _gradient_convolution(2)
+    assert "[f, b, 0, 1]x[i, o, 0, 1]->[f, b, 0, 1]" in _gradient_convolution(1, groups=2)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_weight_of_one_element_is_a_matrix_in_memory(memory_format: torch.memory_format) -> None:
+    """Its sizes of 1 lead: a TPU's tiles hold the last two dimensions."""
+    x = torch.empty(2, 3, 5, 5, device="meta")
+    w = torch.empty(4, 3, 1, 1, device="meta").to(memory_format=memory_format)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, w.mul_(2))
+
+    text = aot.lowered(step, (x, w)).stablehlo
+    (head,) = (line for line in text.splitlines() if "func.func public" in line)
+    assert re.search(r"tensor<1x1x4x3xf32> \{tf.aliasing_output", head), head
+    assert "tensor<4x3x1x1xf32>" not in head

@@ -155,6 +155,8 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
     work = grad.numel * math.prod(shape[1:])
     if whole and host_kernels.takes_convolution(b, x, grad, work):
         return _on_host(b, "convolution_weight_gradient", grad, x, shape, win)
+    if b.module.target != "cpu" and win.groups == 1 and set(win.stride) <= {1}:
+        return _weight_grad_by_x(b, x, grad, win, kernel)
     padding = []
     for i in range(n):
         span = (grad.shape[i + 2] - 1) * win.stride[i] + 1
@@ -175,6 +177,30 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
         win.groups,
         out_dtype=dtype,
     )
+
+
+def _weight_grad_by_x(
+    b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequence[int]
+) -> Value:
+    """`_weight_grad` for a TPU, of one group and strides of 1: with x as the kernel that slides.
+
+    The compiler has the features of the kernel innermost in the result's memory: these are then the
+    input channels, as in the weight, so that an optimizer's step needs no copies of the weight and
+    its moments in the order of the gradient. The window moves backwards: the result is mirrored.
+    """
+    n, s = x.ndim - 2, _numbers(x.ndim - 2)
+    padding = []
+    for i in range(n):
+        span = (kernel[i] - 1) * win.dilation[i]
+        low = span - win.padding[i]
+        padding.append((low, x.shape[i + 2] + span - low - grad.shape[i + 2]))
+    grad, padding = _crop(b, grad, padding)
+    shape = [grad.shape[1], x.shape[1], *kernel]
+    dims = ("fb" + s, "io" + s, "bf" + s)
+    out = b.convolution(
+        grad, x, dims, shape, win.dilation, padding, [1] * n, [1] * n, out_dtype=opmath(x.dtype)
+    )
+    return b.reverse(out, [i + 2 for i in range(n) if kernel[i] > 1])
 
 
 @lowering("convolution", "convolution_overrideable")

@@ -40,11 +40,17 @@ class _Span(NamedTuple):
 
 
 def dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """The view's dimensions in storage order if it is dense without overlap, else None."""
+    """The view's dimensions in storage order if it is dense without overlap, else None. Of a matrix
+    that sizes of 1 follow, [O, I, 1, 1], these come first: a TPU tiles the last two dimensions, and
+    a weight of a 1 x 1 convolution is else one row of a tile after another. (As physical_order in
+    csrc/dispatch/transfer.cc.)
+    """
     identity = tuple(range(len(sizes)))
     if 0 in sizes:
         return identity
-    for order in (identity, tuple(sorted(identity, key=lambda i: -strides[i]))):
+    matrix = len(sizes) > 2 and max(sizes[2:]) == 1
+    first = (*identity[2:], *identity[:2]) if matrix else identity
+    for order in (first, tuple(sorted(identity, key=lambda i: -strides[i]))):
         expected = 1
         for i in reversed(order):
             if sizes[i] == 1:
@@ -55,6 +61,11 @@ def dense_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]
         else:
             return order
     return None
+
+
+def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a view's elements are in memory in order, without gaps."""
+    return all(n == 1 or s == d for n, s, d in zip(sizes, strides, contiguous_strides(sizes)))
 
 
 def physical_dims(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
@@ -197,7 +208,7 @@ def read(
     x = recast(b, base, dtype)
     _check(x.numel, sizes, strides, offset)
     dims = _walking(sizes, strides)
-    if x.numel == math.prod(sizes) and dense_order(sizes, strides) == tuple(range(len(sizes))):
+    if x.numel == math.prod(sizes) and _is_row_major(sizes, strides):
         return b.reshape(x, sizes)
     spans = _spans(x.shape, dims, offset)
     if spans is not None:
@@ -213,8 +224,7 @@ def read(
     else:
         x = _gather(b, x, dims, offset)
     out = _spread(b, x, dims, sizes)
-    dense = contiguous_strides(sizes)
-    out.row_major = all(n == 1 or s == d for n, s, d in zip(sizes, strides, dense))
+    out.row_major = _is_row_major(sizes, strides)
     return out
 
 

@@ -96,7 +96,10 @@ std::optional<Dims> physical_order(c10::IntArrayRef sizes, c10::IntArrayRef stri
   std::iota(order.begin(), order.end(), 0);
   // Nothing is in memory: any order will do.
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return order;
-  // Dims of size 1 keep their place relative to their neighbours.
+  // Sizes of 1 that follow a matrix come first (why: dense_order in stablehlo/strided.py).
+  if (n > 2 && std::all_of(sizes.begin() + 2, sizes.end(), [](int64_t s) { return s == 1; }))
+    std::rotate(order.begin(), order.begin() + 2, order.end());
+  // Other dims of size 1 keep their place relative to their neighbours.
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     if (sizes[a] == 1 || sizes[b] == 1) return false;
     return strides[a] > strides[b];
