@@ -605,6 +605,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'torch.tpu' has no attribute '{name}'")
 
 
-# Work in flight while the interpreter tears down the plugin's libraries ends in a crash.
+# Work in flight while the interpreter tears down the plugin's libraries ends in a crash, and so do
+# threads that want the GIL of an interpreter that is finalizing. The last registered runs first.
 atexit.register(_C.drain)
 atexit.register(_C.forget_ahead)
+atexit.register(_C.settle_backward)

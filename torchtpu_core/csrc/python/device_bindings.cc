@@ -2,6 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../device/backward.h"
 #include "../device/generator.h"
 #include "../device/heap.h"
 #include "../device/memory.h"
@@ -111,6 +112,7 @@ void bind_device(py::module_& m) {
     queue::synchronize(device);
   });
   def_no_gil(m, "drain", [] { queue::drain(); });
+  def_no_gil(m, "settle_backward", [] { settle_backward(); });
 
   def_no_gil(m, "empty_cache", [] { heap::release(); });
   def(m, "memory_stats", [](DeviceIndex device) { return stats_dict(memory_stats(device)); });
