@@ -205,6 +205,30 @@ def test_a_failing_kernel_fails_the_program():
     assert (torch.ones(2, device="tpu") + 1).sum().item() == 4
 
 
+def test_what_follows_a_convolution_beside_products():
+    """It runs on the kernels' thread, where nothing of XLA's may wait for a thread that itself
+    waits for a kernel.
+    """
+
+    def fn(x, w, h, squares):
+        y = F.conv2d(x, w, padding=1)
+        z = F.conv2d((y * 0.01).half(), h, padding=1).float()  # XLA's own
+        z = torch.fft.rfft(torch.fft.fft2(z).real * 1e-3).real
+        z = torch.sort(z, dim=-1).values.cumsum(-1)
+        return [z.mean(), F.conv2d(y, w).mean(), *((m @ m).mean() for m in squares)]
+
+    shapes = (8, 16, 64, 64), (16, 16, 3, 3), (16, 16, 3, 3)
+    x, w, h = (torch.randn(s) for s in shapes)
+    h, squares = h.half() * 0.1, [torch.randn(300, 300) for _ in range(12)]
+    want = fn(x, w, h, squares)
+    compiled = torch.compile(fn, backend="tpu")
+    args = [x.to("tpu"), w.to("tpu"), h.to("tpu"), [m.to("tpu") for m in squares]]
+    for _ in range(10):
+        got = compiled(*args)
+        for a, c in zip(got, want):
+            torch.testing.assert_close(a.cpu(), c, rtol=2e-2, atol=2e-2)
+
+
 def test_programs_of_several_devices(run_python):
     """In one process, at the same time."""
     run_python(
