@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, philox
 from torchtpu_core.stablehlo import types as T
 
 
@@ -97,6 +97,8 @@ def bits(b: Builder, dtype: str, shape: Sequence[int]) -> Value:
     if n == 0:
         return b.constant(0, dtype, shape)
     state = _state(b).take(b, -(-n * T.ITEMSIZE[dtype] // 16))
+    if b.module.target != "cpu" and dtype == "ui32" and n >= philox.MANY:
+        return philox.bits(b, state, shape)
     return b.rng_bit_generator(state, dtype, shape)[1]
 
 
