@@ -145,9 +145,11 @@ class ProgramCache:
         self.stats.misses += 1
         self._log("miss", key, 0)
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: str | Path) -> None:
         try:
-            path.unlink(missing_ok=True)
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # another process evicts as well
         except OSError:
             self.stats.errors += 1
 
@@ -163,19 +165,19 @@ class ProgramCache:
 
     def _evict(self) -> int:
         """Looks through the folder, removes what is too much, and returns the bytes that remain."""
-        entries: list[tuple[float, int, Path]] = []
+        entries: list[tuple[float, int, str]] = []
         try:
             with os.scandir(self.folder) as scan:
                 for item in scan:
                     with contextlib.suppress(FileNotFoundError):  # another process evicts as well
                         info = item.stat(follow_symlinks=False)
                         if item.name.endswith(_SUFFIX):
-                            entries.append((info.st_mtime, info.st_size, Path(item.path)))
+                            entries.append((info.st_mtime, info.st_size, item.path))
                         elif (
                             item.name.endswith(_TEMPORARY)
                             and time.time() - info.st_mtime > _TEMPORARY_AGE
                         ):
-                            self._remove(Path(item.path))
+                            self._remove(item.path)
         except OSError:
             self.stats.errors += 1
             return 0
