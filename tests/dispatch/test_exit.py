@@ -49,20 +49,3 @@ def test_backward_pass_that_is_still_being_freed(run_python, device, end, code):
     assert done.returncode == code, done.stderr
     assert done.stdout.split() == ["end", "freed"]
     assert "terminate" not in done.stderr
-
-
-def test_programs_in_flight(run_python):
-    """Executions, a backward pass through a compiled graph, and executables loaded ahead."""
-    script = """
-        import torch
-        model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).to("tpu")
-        step = torch.compile(model, backend="tpu")
-        x = torch.ones(512, 256, device="tpu")
-        {last}
-        for _ in range(20):
-            x = x @ x.T @ x
-        """
-    # The first fills the program cache, if need be.
-    for last in ("step(x).square().mean().backward()", "step(x)"):
-        done = run_python(script.format(last=last), check=False)
-        assert (done.returncode, done.stderr) == (0, "")
