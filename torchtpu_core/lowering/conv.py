@@ -155,8 +155,6 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
     work = grad.numel * math.prod(shape[1:])
     if whole and host_kernels.takes_convolution(b, x, grad, work):
         return _on_host(b, "convolution_weight_gradient", grad, x, shape, win)
-    if b.module.target != "cpu" and win.groups == 1 and set(win.stride) <= {1}:
-        return _weight_grad_by_x(b, x, grad, win, kernel)
     padding = []
     for i in range(n):
         span = (grad.shape[i + 2] - 1) * win.stride[i] + 1
@@ -164,7 +162,7 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
         padding.append((win.padding[i], need - x.shape[i + 2] - win.padding[i]))
     x, padding = _crop(b, x, padding)
     dims = ("fb" + s, "io" + s, "fb" + s)
-    return b.convolution(
+    out = b.convolution(
         x,
         grad,
         dims,
@@ -177,30 +175,24 @@ def _weight_grad(b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequen
         win.groups,
         out_dtype=dtype,
     )
+    return _as_the_weight(b, out)
 
 
-def _weight_grad_by_x(
-    b: Builder, x: Value, grad: Value, win: _Window, kernel: Sequence[int]
-) -> Value:
-    """`_weight_grad` for a TPU, of one group and strides of 1: with x as the kernel that slides.
-
-    The compiler has the features of the kernel innermost in the result's memory: these are then the
-    input channels, as in the weight, so that an optimizer's step needs no copies of the weight and
-    its moments in the order of the gradient. The window moves backwards: the result is mirrored.
+def _as_the_weight(b: Builder, grad: Value) -> Value:
+    """A gradient of a weight [O, I, *K], for a TPU in the order that the weight has in memory: K,
+    O, I. The compiler would have K, I, O, and all of an optimizer's step in that order, with copies
+    of the weight and its moments there and back; a convolution can write either. Where I would fill
+    tiles worse than O does, the weight has the compiler's order.
     """
-    n, s = x.ndim - 2, _numbers(x.ndim - 2)
-    padding = []
-    for i in range(n):
-        span = (kernel[i] - 1) * win.dilation[i]
-        low = span - win.padding[i]
-        padding.append((low, x.shape[i + 2] + span - low - grad.shape[i + 2]))
-    grad, padding = _crop(b, grad, padding)
-    shape = [grad.shape[1], x.shape[1], *kernel]
-    dims = ("fb" + s, "io" + s, "bf" + s)
-    out = b.convolution(
-        grad, x, dims, shape, win.dilation, padding, [1] * n, [1] * n, out_dtype=opmath(x.dtype)
-    )
-    return b.reverse(out, [i + 2 for i in range(n) if kernel[i] > 1])
+    outs, ins = grad.shape[:2]
+    if b.module.target == "cpu" or _padded(outs, ins) > _padded(ins, outs):
+        return grad
+    return b.with_layout(grad, [1, 0, *reversed(range(2, grad.ndim))])
+
+
+def _padded(rows: int, cols: int) -> int:
+    """Elements of a matrix in a TPU's tiles of 8 x 128."""
+    return -(-rows // 8) * 8 * (-(-cols // 128) * 128)
 
 
 @lowering("convolution", "convolution_overrideable")

@@ -147,5 +147,13 @@ class Builder(Contractions):
         text = f'call_target_name = "{target}"' + (f", {attrs}" if attrs else "")
         return self.op("stablehlo.custom_call", operands, results, text)
 
+    def with_layout(self, x: Value, minor_to_major: Sequence[int]) -> Value:
+        """`x` with its dimensions in this order in memory, from the innermost out. XLA's layout
+        assignment keeps to it (xla/service/layout_assignment.cc); it is no op of its own.
+        """
+        order = f"dense<{lit.int_list(minor_to_major)}> : tensor<{x.ndim}xindex>"
+        attrs = f"operand_layouts = [{order}], result_layouts = [{order}]"
+        return self.custom_call("LayoutConstraint", [x], [x.type], attrs)[0]
+
     def barrier(self, xs: Sequence[Value]) -> list[Value]:
         return self.op("stablehlo.optimization_barrier", xs, [x.type for x in xs])
