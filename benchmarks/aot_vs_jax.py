@@ -47,12 +47,6 @@ COUNTED = {
 LIMIT = 1.02
 #: why a ratio is above the limit, where it is
 CAUSES: dict[str, str] = {
-    "ResNet-50 train step": (
-        "copies of weights and of their moments from PyTorch's order of dimensions, [out, in, h, "
-        "w] or [out, h, w, in], to that of the convolution's gradient, where JAX's weights are "
-        "[h, w, in, out] from the start: 6.7 million cycles of copies against 0.8, which other "
-        "kernels, faster than JAX's, make up for but for 1.6 million."
-    ),
     "Llama-3-8B block, forward": (
         "fusions alone: with the keys rotated first, one kernel makes the scores and their softmax "
         "in 2.3 million cycles, which JAX has as two of 4.0; and the products with the values are "

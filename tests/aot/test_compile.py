@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ import torch
 from torchtpu_core import aot, plugin
 from torchtpu_core.aot import chips, pool, report, saved
 from torchtpu_core.aot.lower import Program
+from torchtpu_core.aot.models import train_step
 from torchtpu_core.lowering import registry
 from torchtpu_core.stablehlo import Builder, Value
 
@@ -119,6 +121,27 @@ def test_donated_state_stays_split() -> None:
     )  # fmt: skip
     assert compiled.memory.aliased >= 2 * K // 4 and not compiled.hlo
     assert ("bf16", (K // 4,)) in compiled.outputs
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_train_step_of_convolutions_copies_no_weights(split: bool) -> None:
+    """The compiler makes the gradients in the order of the weights; on a mesh, too."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(
+            torch.nn.Conv2d(128, 128, 3, bias=False), torch.nn.Conv2d(128, 128, 1, bias=False)
+        ).to(memory_format=torch.channels_last)
+        images = torch.empty(16, 128, 16, 16).to(memory_format=torch.channels_last)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        bf16 = {n: p.bfloat16() for n, p in model.named_parameters()}
+        return torch.func.functional_call(model, bf16, (x.bfloat16(),)).float().square().mean()
+
+    step, state = train_step(model, loss)
+    mesh = {"mesh": {"d": 4}, "shardings": aot.fsdp("d", 4)} if split else {}
+    topology = "v5e:2x2" if split else "v5e:1x1"
+    c = aot.compile_for(step, (state, images), topology=topology, **mesh)
+    assert c.stablehlo.count("LayoutConstraint") == 2
+    assert not re.findall(r"= f32\[[\d,]*128\]\S* copy\(", c.hlo)
 
 
 def test_what_does_not_fit_says_by_how_much() -> None:
