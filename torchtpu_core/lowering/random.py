@@ -20,6 +20,7 @@ from torchtpu_core.lowering.registry import lowering
 from torchtpu_core.stablehlo import Builder, Value
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.value import Operand
+from torchtpu_core.stablehlo.wide import high_product
 
 
 def _is_zero(x: Operand) -> bool:
@@ -132,26 +133,13 @@ def _prim_normal(b: Builder, shape: Sequence[int], *, mean: Operand, std: Operan
 # ---- integers ------------------------------------------------------------------------------------
 
 
-def _high_product(b: Builder, x: Value, y: Value) -> Value:
-    """The upper 64 bits of a 64 by 64 bit product, by halves."""
-
-    def halves(v: Value) -> tuple[Value, Value]:
-        return v & 0xFFFFFFFF, b.binary("shift_right_logical", *b.broadcast(v, 32))
-
-    (x0, x1), (y0, y1) = halves(x), halves(y)
-    low = b.binary("shift_right_logical", *b.broadcast(x0 * y0, 32))
-    mid, mid_carry = halves(x1 * y0 + low)
-    _, other_carry = halves(x0 * y1 + mid)
-    return x1 * y1 + mid_carry + other_carry
-
-
 def integers(b: Builder, dtype: str, shape: Sequence[int], low: Operand, high: Operand) -> Value:
     """Whole numbers in [low, high). Bounds wrap at 64 bits, so a range of 2^64 is (0, 0)."""
     lo = b.bitcast(b.lift(low, "i64"), "ui64")
     count = b.bitcast(b.lift(high, "i64"), "ui64") - lo
     if T.bits(dtype) == 64:
         raw = random_bits.bits(b, "ui64", shape)
-        x = b.select(count.eq(0), raw, _high_product(b, raw, b.splat(count, shape)))
+        x = b.select(count.eq(0), raw, high_product(b, raw, b.splat(count, shape)))
     else:
         raw = b.convert(random_bits.bits(b, "ui32", shape), "ui64")
         x = b.binary("shift_right_logical", *b.broadcast(raw * count, 32))

@@ -151,7 +151,7 @@ class Builder(Contractions):
         """`x` with its dimensions in this order in memory, from the innermost out. XLA's layout
         assignment keeps to it (xla/service/layout_assignment.cc); it is no op of its own.
         """
-        order = f"dense<{lit.int_list(minor_to_major)}> : tensor<{x.ndim}xindex>"
+        order = lit.layout(minor_to_major)
         attrs = f"operand_layouts = [{order}], result_layouts = [{order}]"
         return self.custom_call("LayoutConstraint", [x], [x.type], attrs)[0]
 

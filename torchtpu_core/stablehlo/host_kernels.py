@@ -244,7 +244,7 @@ def _call(
     the results, all row-major by default.
     """
     layouts = layouts or [_row_major(len(v.shape)) for v in (*operands, *results)]
-    each = [f"dense<{o or ''}> : tensor<{len(o)}xindex>" for o in layouts]
+    each = [lit.layout(order) for order in layouts]
     n = len(operands)
     # version 4 has typed attributes and an error to return
     attrs = (

@@ -31,6 +31,12 @@ def int_list(xs: Sequence[int]) -> str:
     return "[" + ", ".join(str(int(x)) for x in xs) + "]"
 
 
+def layout(minor_to_major: Sequence[int]) -> str:
+    """The order of a value's dimensions in memory, from the innermost out."""
+    n = len(minor_to_major)
+    return f"dense<{int_list(minor_to_major) if n else ''}> : tensor<{n}xindex>"
+
+
 def scalar_text(value: Number, dtype: str) -> str:
     """An element's literal, floats as exact bit patterns."""
     if dtype == "i1":

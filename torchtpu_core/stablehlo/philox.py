@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchtpu_core.stablehlo import wide
+
 if TYPE_CHECKING:
     from torchtpu_core.stablehlo.builder import Builder, Value
 
@@ -31,15 +33,16 @@ def bits(b: Builder, state: Value, shape: Sequence[int]) -> Value:
     """
     key, first = (b.reshape(b.slice_dim(state, 0, i, i + 1), ()) for i in (0, 1))
     block, place = _places(b, tuple(shape))
-    keys = list(_halves(b, key))
-    low, high, *rest = (b.expand(part, shape) for part in (*_halves(b, first), *keys))
+    parts = [b.convert(half, "ui32") for v in (first, key) for half in wide.halves(b, v)]
+    keys = parts[2:]
+    low, high, *rest = (b.expand(part, shape) for part in parts)
     low = low + block
     carry = b.convert(b.compare(low, block, "LT"), "ui32")
     words = [low, high + carry, *rest]
     for _ in range(_ROUNDS):
-        (upper0, lower0), (upper1, lower1) = (
-            _product(b, x, m) for x, m in zip(words[::2], _MULTIPLIERS)
-        )
+        factors = list(zip(words[::2], _MULTIPLIERS))
+        upper0, upper1 = (wide.high_product(b, x, m) for x, m in factors)
+        lower0, lower1 = (x * m for x, m in factors)
         k0, k1 = (b.expand(k, shape) for k in keys)
         words = [upper1 ^ words[1] ^ k0, lower1, upper0 ^ words[3] ^ k1, lower0]
         keys = [k + step for k, step in zip(keys, _STEPS)]
@@ -56,24 +59,7 @@ def _places(b: Builder, shape: tuple[int, ...]) -> tuple[Value, Value]:
         index = b.iota("ui32", shape, d)
         block = block + index * (pitch >> 2)
         place = place + index * (pitch & 3)
-        block, place = block + _shifted(b, place, 2), place & 3
+        more = b.binary("shift_right_logical", *b.broadcast(place, 2))
+        block, place = block + more, place & 3
         pitch *= shape[d]
     return block, place
-
-
-def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
-    """The lower and the upper half of a ui64 as ui32."""
-    return b.convert(x, "ui32"), b.convert(_shifted(b, x, 32), "ui32")
-
-
-def _product(b: Builder, x: Value, m: int) -> tuple[Value, Value]:
-    """The upper and the lower 32 bits of x * m, by halves: a TPU has no wider product."""
-    x0, x1 = x & 0xFFFF, _shifted(b, x, 16)
-    m0, m1 = m & 0xFFFF, m >> 16
-    middle = x0 * m1 + _shifted(b, x0 * m0, 16)
-    other = x1 * m0 + (middle & 0xFFFF)
-    return x1 * m1 + _shifted(b, middle, 16) + _shifted(b, other, 16), x * m
-
-
-def _shifted(b: Builder, x: Value, n: int) -> Value:
-    return b.binary("shift_right_logical", *b.broadcast(x, n))

@@ -1,5 +1,6 @@
 """Products of 64-bit integers in other words. A TPU has no unit for them, and its compiler, which
 makes pairs of 32-bit integers of everything else, refuses `dot_general` and `convolution` on them.
+And the halves of products that are wider than any type.
 """
 
 from __future__ import annotations
@@ -7,11 +8,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchtpu_core.stablehlo import types as T
+
 if TYPE_CHECKING:
     from torchtpu_core.stablehlo.builder import Builder, Value
 
 #: the element types meant
 INTEGERS = frozenset(("i64", "ui64"))
+
+
+def halves(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The lower and the upper half of the bits of an unsigned integer, as numbers of its type."""
+    n = T.bits(x.dtype) // 2
+    return x & ((1 << n) - 1), b.binary("shift_right_logical", *b.broadcast(x, n))
+
+
+def high_product(b: Builder, x: Value, y: Value | int) -> Value:
+    """The upper half of a product of two unsigned integers of one type, which is twice as wide."""
+    n = T.bits(x.dtype) // 2
+    x0, x1 = halves(b, x)
+    y0, y1 = (y & ((1 << n) - 1), y >> n) if isinstance(y, int) else halves(b, y)
+    _, low = halves(b, x0 * y0)
+    mid, mid_carry = halves(b, x1 * y0 + low)
+    _, other_carry = halves(b, x0 * y1 + mid)
+    return x1 * y1 + mid_carry + other_carry
 
 
 def dot_general(

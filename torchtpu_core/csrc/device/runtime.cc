@@ -67,7 +67,7 @@ std::optional<int> count_in_options(const PluginChoice& choice) {
 }
 
 // Whether it is XLA's CPU plugin, by the option that only it has.
-bool is_cpu(const PluginChoice& choice) { return choice.options.count("cpu_device_count") != 0; }
+bool is_cpu(const PluginChoice& choice) { return count_in_options(choice).has_value(); }
 
 // While a client of XLA's CPU plugin is created: the least size of its thread pool, which it takes
 // from NPROC where that is set, else the number of cores. With fewer than four threads its matrix

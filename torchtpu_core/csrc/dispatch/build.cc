@@ -27,54 +27,45 @@ namespace {
   throw std::move(error);
 }
 
-// Not plain statics: importing lets go of the GIL, and a thread that then waited for the static
-// with the GIL held would never see it made.
-struct Plans {
-  py::object find_route, keep_route, key, find, keep;
-};
-
-const Plans& plans() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Plans> storage;
-  return storage
-      .call_once_and_store_result([] {
-        // Here, since every process that runs a program asks for its first route.
-        const py::object mode =
-            py::module_::import("torchtpu_core.config").attr("get")("TORCHTPU_MODE");
-        set_default_mode(mode.cast<std::string>() == "debug" ? Mode::kDebug : Mode::kStrict);
-        py::module_ m = py::module_::import("torchtpu_core.plans");
-        return Plans{m.attr("find_route"), m.attr("keep_route"), m.attr("key"), m.attr("find"),
-                     m.attr("keep")};
-      })
-      .get_stored();
+// What T::find() gives, found once. Not a plain static: importing lets go of the GIL, and a thread
+// that then waited for the static with the GIL held would never see it made.
+template <class T>
+const T& once() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<T> storage;
+  return storage.call_once_and_store_result([] { return T::find(); }).get_stored();
 }
+
+struct Plans {
+  py::object find_route, keep_route, key, find_plan, keep;
+
+  static Plans find() {
+    // Here, since every process that runs a program asks for its first route.
+    const py::object mode =
+        py::module_::import("torchtpu_core.config").attr("get")("TORCHTPU_MODE");
+    set_default_mode(mode.cast<std::string>() == "debug" ? Mode::kDebug : Mode::kStrict);
+    py::module_ m = py::module_::import("torchtpu_core.plans");
+    return {m.attr("find_route"), m.attr("keep_route"), m.attr("key"), m.attr("find"),
+            m.attr("keep")};
+  }
+};
 
 struct Specs {
   py::object tensor, scalar;
-};
 
-const Specs& specs() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Specs> storage;
-  return storage
-      .call_once_and_store_result([] {
-        py::module_ m = py::module_::import("torchtpu_core.lowering.specs");
-        return Specs{m.attr("TensorSpec"), m.attr("ScalarSpec")};
-      })
-      .get_stored();
-}
+  static Specs find() {
+    py::module_ m = py::module_::import("torchtpu_core.lowering.specs");
+    return {m.attr("TensorSpec"), m.attr("ScalarSpec")};
+  }
+};
 
 struct Lowering {
   py::object route, build;
-};
 
-const Lowering& lowering() {
-  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<Lowering> storage;
-  return storage
-      .call_once_and_store_result([] {
-        py::module_ m = py::module_::import("torchtpu_core.lowering.program");
-        return Lowering{m.attr("route"), m.attr("build")};
-      })
-      .get_stored();
-}
+  static Lowering find() {
+    py::module_ m = py::module_::import("torchtpu_core.lowering.program");
+    return {m.attr("route"), m.attr("build")};
+  }
+};
 
 // Dynamo looks at every Python frame of a region that it compiled part of, lowerings included,
 // unless told not to.
@@ -138,7 +129,7 @@ class Describer {
     }
     if (next_scalar_ < call_.scalars.size() && call_.scalars[next_scalar_] == &v) {
       const size_t i = next_scalar_++;
-      return specs().scalar(i, torch::jit::toPyObject(v));
+      return once<Specs>().scalar(i, torch::jit::toPyObject(v));
     }
     return torch::jit::toPyObject(v);
   }
@@ -150,10 +141,10 @@ class Describer {
     const TensorArg& arg = call_.tensors[i];
     if (arg.slot == nullptr) {
       const bool weak = t.unsafeGetTensorImpl()->is_wrapped_number();
-      return specs().tensor(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
-                            dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
-                            torch::jit::toPyObject(c10::IValue(t.item())), false, false,
-                            py::none());
+      return once<Specs>().tensor(i, i, dtype_object(t.scalar_type()), py::tuple(), py::tuple(), 0,
+                                  dtype_object(t.scalar_type()), py::tuple(), true, true, weak,
+                                  torch::jit::toPyObject(c10::IValue(t.item())), false, false,
+                                  py::none());
     }
     const TensorArg& first = call_.tensors[arg.slot_index];
     c10::ScalarType base_dtype = t.scalar_type();
@@ -172,10 +163,10 @@ class Describer {
     } else {
       base = uninitialised_base(t, t.storage().nbytes());
     }
-    return specs().tensor(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
-                          ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
-                          ints(base), initialised, false, false, py::none(), t.is_conj(),
-                          t.is_neg(), room);
+    return once<Specs>().tensor(i, arg.slot_index, dtype_object(t.scalar_type()), ints(t.sizes()),
+                                ints(t.strides()), t.storage_offset(), dtype_object(base_dtype),
+                                ints(base), initialised, false, false, py::none(), t.is_conj(),
+                                t.is_neg(), room);
   }
 
   const Call& call_;
@@ -273,10 +264,10 @@ Routing resolve_route(const c10::OperatorHandle& op) {
   try {
     const Untraced untraced;
     const py::str full(c10::toString(op.operator_name()));
-    py::object r = plans().find_route(full);
+    py::object r = once<Plans>().find_route(full);
     if (r.is_none()) {
-      r = lowering().route(op.operator_name().name, op.operator_name().overload_name);
-      plans().keep_route(full, r);
+      r = once<Lowering>().route(op.operator_name().name, op.operator_name().overload_name);
+      once<Plans>().keep_route(full, r);
     }
     routing.route = static_cast<Route>(r[py::int_(0)].cast<int>());
     routing.reason = r[py::int_(2)].cast<std::string>();
@@ -299,9 +290,9 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
   std::string text;
   try {
     const Untraced untraced;
-    const py::object key = plans().key(c10::toString(op.operator_name()),
-                                       runtime().client().fingerprint(), bytes_of(call.key));
-    if (py::object known = plans().find(key); !known.is_none()) {
+    const py::object key = once<Plans>().key(c10::toString(op.operator_name()),
+                                             runtime().client().fingerprint(), bytes_of(call.key));
+    if (py::object known = once<Plans>().find_plan(key); !known.is_none()) {
       built.program = program_of(known, text);
       return built;
     }
@@ -309,15 +300,15 @@ Built build(const c10::OperatorHandle& op, const std::vector<ArgumentTraits>& tr
     py::list described;
     const auto& schema = op.schema().arguments();
     for (size_t i = 0; i < args.size(); ++i) described.append(d.argument(args[i], schema[i]));
-    py::object plan =
-        lowering().build(op.operator_name().name, op.operator_name().overload_name, described);
+    py::object plan = once<Lowering>().build(op.operator_name().name,
+                                             op.operator_name().overload_name, described);
     for (auto r : plan.attr("resize")) {
       built.resize.emplace_back(r[py::int_(0)].cast<uint32_t>(),
                                 r[py::int_(1)].cast<std::vector<int64_t>>());
     }
     if (!built.resize.empty()) return built;
     built.program = program_of(plan, text);
-    plans().keep(key, plan);
+    once<Plans>().keep(key, plan);
   } catch (py::error_already_set& e) {
     if (e.matches(PyExc_NotImplementedError)) {
       built.program.reset();

@@ -2,6 +2,7 @@
 #include "kernels.h"
 
 namespace torchtpu::kernels {
+
 void fused_adam(const Call& call) {
   const int64_t n = call.ints("count")[0];
   const bool amsgrad = call.ints("amsgrad")[0] != 0;
