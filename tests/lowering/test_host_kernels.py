@@ -405,3 +405,123 @@ def test_weight_gradient_of_few_positions(stride, padding, dilation, texts):
             scale = c.abs().max().item()
             torch.testing.assert_close(a.cpu().double(), c, rtol=0, atol=1e-5 * scale)
     assert "torchtpu.convolution_weight_gradient" in calls(texts)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def attention(device, dtype, q, k, v, mask, weights, *, inside=False, biased=False, **how):
+    """The output and the gradients of q, k and v (and of the mask, if `biased`), in float64. With
+    `inside`, heads lie behind positions in memory, as projections make them.
+    """
+    leaves = [t.to(device, dtype) for t in (q, k, v)]
+    if inside:
+        leaves = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in leaves]
+    if mask is not None:
+        mask = mask.to(device) if mask.dtype == torch.bool else mask.to(device, dtype)
+    leaves = [t.requires_grad_() for t in ([*leaves, mask] if biased else leaves)]
+    out = F.scaled_dot_product_attention(*leaves[:3], leaves[3] if biased else mask, **how)
+    grads = torch.autograd.grad(out, leaves, weights.to(device, dtype))
+    return [t.detach().cpu().double() for t in (out, *grads)]
+
+
+def inputs(heads=(4, 4), rows=90, keys=90, width=32):
+    """q, k, v and weights of the output's elements."""
+    g = torch.Generator().manual_seed(5)
+    shapes = [(2, heads[0], rows, width), *2 * [(2, heads[1], keys, width)]]
+    return [torch.randn(s, generator=g) for s in (*shapes, shapes[0])]
+
+
+def near(got, want, rtol=2e-6):
+    for a, c in zip(got, want, strict=True):
+        torch.testing.assert_close(a, c, rtol=0, atol=rtol * c.abs().max().item())
+
+
+MASKS = {
+    "none": None,
+    "bool": lambda n, s: (torch.arange(n)[:, None] * 7 + torch.arange(s)) % 5 > 1,
+    "a key": lambda n, s: torch.randn(2, 1, 1, s),
+    "a row": lambda n, s: torch.randn(n, s),
+    "a head": lambda n, s: torch.randn(1, 4, n, s),
+    "all": lambda n, s: torch.where(torch.rand(2, 4, n, s) < 0.3, -torch.inf, torch.rand(n, s)),
+    "rows without a key": lambda n, s: (torch.arange(n)[:, None] % 3 > 0).expand(n, s),
+    "rows without a key, floats": lambda n, s: torch.zeros(n, s).masked_fill(
+        torch.arange(n)[:, None] % 3 == 0, -torch.inf
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("keys", [90, 140])
+def test_attention(mask, keys, inside, texts):
+    """With masks of all shapes, and heads in either order in memory, against float64."""
+    q, k, v, weights = inputs(keys=keys)
+    mask = MASKS[mask] and MASKS[mask](90, keys)
+    got = attention("tpu", torch.float32, q, k, v, mask, weights, inside=inside)
+    near(got, attention("cpu", torch.float64, q, k, v, mask, weights))
+    assert calls(texts) == ["torchtpu.attention", "torchtpu.attention_backward"]
+
+
+@pytest.mark.parametrize("keys", [60, 90, 140])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
+def test_causal_attention_of_grouped_heads(heads, keys, texts):
+    q, k, v, weights = inputs(heads, keys=keys)
+    how = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
+    got = attention("tpu", torch.float32, q, k, v, None, weights, **how)
+    near(got, attention("cpu", torch.float64, q, k, v, None, weights, **how))
+    assert calls(texts) == ["torchtpu.attention", "torchtpu.attention_backward"]
+
+
+def test_gradient_of_an_attention_bias(texts):
+    """Needs the scores: XLA's, from what the kernel keeps, rows without a key among it."""
+    q, k, v, weights = inputs()
+    mask = MASKS["rows without a key, floats"](90, 90)[None]
+    got = attention("tpu", torch.float32, q, k, v, mask, weights, biased=True)
+    near(got, attention("cpu", torch.float64, q, k, v, mask, weights, biased=True))
+    assert calls(texts).count("torchtpu.attention_backward") == 0
+    assert "torchtpu.attention" in calls(texts)
+
+
+def test_other_attention_is_xla_s(texts):
+    """Small, of one query, of other types and of values of another width."""
+
+    def of(batch, rows, keys, width, v_width=None, dtype=torch.float32):
+        shapes = [(batch, 4, n, w) for n, w in ((rows, width), (keys, width))]
+        q, k = (torch.randn(s, dtype=dtype) for s in shapes)
+        v = torch.randn(batch, 4, keys, v_width or width, dtype=dtype)
+        got = F.scaled_dot_product_attention(*(t.to("tpu") for t in (q, k, v))).cpu()
+        want = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+
+    of(1, 12, 12, 16)
+    of(64, 1, 128, 64)
+    of(2, 90, 90, 32, dtype=torch.bfloat16)
+    of(2, 90, 90, 32, v_width=48)
+    assert not [c for c in calls(texts) if "attention" in c]
+
+
+def test_attention_in_a_compiled_block(texts):
+    """Between projections, whose order of heads goes into the calls and comes out of them, and with
+    a scale that is a number of the running program.
+    """
+    torch.manual_seed(0)
+    embed, heads, length = 96, 3, 80
+    w, x = torch.randn(3 * embed, embed) / 10, torch.randn(2, length, embed)
+
+    def block(x, w, scale):
+        q, k, v = (x @ w.t()).view(2, length, 3, heads, embed // heads).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+        return out.transpose(1, 2).reshape(2, length, embed)
+
+    def run_on(device, dtype, fn, scale):
+        leaves = [t.to(device, dtype).requires_grad_() for t in (x, w)]
+        out = fn(*leaves, scale)
+        return [t.detach().cpu().double() for t in (out, *torch.autograd.grad(out.sum(), leaves))]
+
+    fn = torch.compile(block, fullgraph=True)
+    for scale in (0.1, 0.2, 0.3):
+        near(run_on("tpu", torch.float32, fn, scale), run_on("cpu", torch.float64, block, scale))
+    assert {"torchtpu.attention", "torchtpu.attention_backward"} <= set(calls(texts))

@@ -14,7 +14,7 @@ import torch
 from torchtpu_core.lowering.matmul import dot, matmul
 from torchtpu_core.lowering.promotion import opmath
 from torchtpu_core.lowering.registry import lowering
-from torchtpu_core.stablehlo import Builder, Value
+from torchtpu_core.stablehlo import Builder, Value, host_kernels
 from torchtpu_core.stablehlo import types as T
 from torchtpu_core.stablehlo.value import Operand
 
@@ -145,6 +145,8 @@ def attend(
 ) -> tuple[Value, Value]:
     """(output [.., H, L, Ev], log of the softmax denominator [.., H, L]), both in the accumulation
     type."""
+    if host_kernels.takes_attention(b, q, k, v):
+        return host_kernels.attention(b, q, k, v, bias, causal, b.lift(_scale(q, scale), "f64"))
     k = _kept(b, q, k)
     grouped = _by_key_head(b, q, k.shape[-3])
     bias, causal, empty = _masks(b, bias, causal, q, k)
@@ -174,8 +176,15 @@ def attend_backward(
     lse: Value,
     causal: bool,
     scale: Operand | None,
-) -> tuple[Value, Value, Value, Value]:
-    """Gradients of q, k, v and of the scores [.., H, L, S]."""
+    of_scores: bool = False,
+) -> tuple[Value, Value, Value, Value | None]:
+    """Gradients of q, k, v and, if asked, of the scores [.., H, L, S]."""
+    if not of_scores and host_kernels.takes_attention(b, q, k, v):
+        factor = b.lift(_scale(q, scale), "f64")
+        dq, dk, dv = host_kernels.attention_backward(
+            b, grad, q, k, v, out, lse, bias, causal, factor
+        )
+        return dq, dk, dv, None
     k = _kept(b, q, k)
     heads, like = k.shape[-3], q
     bias, causal, empty = _masks(b, bias, causal, q, k)
@@ -254,8 +263,9 @@ def _fused_backward(
     _no_dropout("_scaled_dot_product_fused_attention_overrideable_backward", dropout_p)
     if q.ndim == 3:
         lse = b.squeeze(lse, [0])
-    *grads, ds = attend_backward(b, grad, q, k, v, bias, out, lse, is_causal, scale)
-    gb = _unbroadcast(b, ds, bias.shape) if bias is not None and bias.dtype != "i1" else None
+    biased = bias is not None and bias.dtype != "i1" and mask[3]
+    *grads, ds = attend_backward(b, grad, q, k, v, bias, out, lse, is_causal, scale, biased)
+    gb = _unbroadcast(b, ds, bias.shape) if biased else None
     return tuple(g if wanted else None for g, wanted in zip((*grads, gb), mask))
 
 

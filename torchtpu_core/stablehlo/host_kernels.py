@@ -1,8 +1,8 @@
 """What a program on XLA's CPU plugin leaves to PyTorch's own CPU kernels, by custom calls
 (csrc/kernels), because XLA's code for it is slow: products and convolutions (up to ten times the
-time), reductions of batch norm and scatters of pools, and steps of Adam, whose loops XLA does not
-vectorise for the weights of convolutions. Small ones stay with XLA, for whose code a call is too
-far.
+time), attention, whose scores need not be in memory, reductions of batch norm and scatters of
+pools, and steps of Adam, whose loops XLA does not vectorise for the weights of convolutions. Small
+ones stay with XLA, for whose code a call is too far.
 
 A transpose before a product is part of the call; convolutions keep the channels where they are in
 memory. All else is row-major.
@@ -167,6 +167,82 @@ def max_pool2d_backward(
     result = TensorType(grad.dtype, tuple(shape))
     config = _printed(numbers)
     return _call(b, "torchtpu.max_pool2d_backward", (grad, places), [result], config)[0]
+
+
+def takes_attention(b: Builder, q: Value, k: Value, v: Value) -> bool:
+    """Whether PyTorch's kernel is to do attention of q [B, H, L, E], k and v, or its gradient. With
+    one query, in decoding, the products are of vectors.
+    """
+    return (
+        b.module.host_kernels
+        and not b.emulate
+        and all(x.dtype == "f32" and x.ndim == 4 and x.numel > 0 for x in (q, k, v))
+        and q.shape[-1] == v.shape[-1]
+        and q.shape[-2] > 1
+        and q.numel * k.shape[-2] >= _MANY
+    )
+
+
+def attention(
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: Value
+) -> tuple[Value, Value]:
+    """The output [B, H, L, E], and the log of the sums of exponentials [B, H, L], which is 0 where
+    a row has no key. mask: broadcasts to [B, H, L, S] and is added to the scores; scale: f64.
+    """
+    batch, heads, rows, width = q.shape
+    types = [TensorType("f32", (batch, rows, heads, *last)) for last in ((width,), ())]
+    out, lse = _attention(b, "torchtpu.attention", [q, k, v], [], mask, causal, scale, types)
+    return b.transpose(out, _HEADS), b.transpose(lse, _HEADS[:3])
+
+
+def attention_backward(
+    b: Builder,
+    grad: Value,
+    q: Value,
+    k: Value,
+    v: Value,
+    out: Value,
+    lse: Value,
+    mask: Value | None,
+    causal: bool,
+    scale: Value,
+) -> list[Value]:
+    """The gradients of q, k and v, from what `attention` got and gave."""
+    xs = [grad, q, k, v, out]
+    types = [TensorType("f32", tuple(x.shape[d] for d in _HEADS)) for x in (q, k, v)]
+    more = [b.transpose(lse, _HEADS[:3])]
+    grads = _attention(b, "torchtpu.attention_backward", xs, more, mask, causal, scale, types)
+    return [b.transpose(g, _HEADS) for g in grads]
+
+
+#: [B, L, H, E] as [B, H, L, E], and the inverse
+_HEADS = (0, 2, 1, 3)
+
+
+def _attention(
+    b: Builder,
+    target: str,
+    heads: Sequence[Value],
+    more: Sequence[Value],
+    mask: Value | None,
+    causal: bool,
+    scale: Value,
+    types: Sequence[TensorType],
+) -> list[Value]:
+    inside = [x.origin is not None and x.origin[1] == _HEADS for x in heads]
+    operands = [x.origin[0] if i else x for x, i in zip(heads, inside)]  # type: ignore[index]
+    operands += more
+    if mask is not None:
+        if mask.dtype == "i1":
+            mask = b.select(mask, 0.0, b.constant(-math.inf, "f32"))
+        mask = b.reshape(mask.to("f32"), [*[1] * (4 - mask.ndim), *mask.shape])
+        operands.append(mask)
+    numbers = {
+        "heads_inside": [int(i) for i in inside],
+        "masked": [int(mask is not None)],
+        "causal": [int(causal)],
+    }
+    return _call(b, target, [*operands, scale], types, _printed(numbers))
 
 
 def takes_adam(b: Builder, columns: Sequence[Sequence[Value]], steps: Sequence[Value]) -> bool:

@@ -14,6 +14,8 @@ bool install(const pjrt::Plugin& plugin, int devices) {
       {"torchtpu.batch_norm", handler<batch_norm, Then::kWorker>},
       {"torchtpu.batch_norm_backward", handler<batch_norm_backward, Then::kWorker>},
       {"torchtpu.max_pool2d_backward", handler<max_pool2d_backward, Then::kWorker>},
+      {"torchtpu.attention", handler<attention>},
+      {"torchtpu.attention_backward", handler<attention_backward>},
       {"torchtpu.fused_adam", handler<fused_adam>},
   };
   for (const auto& [name, function] : kHandlers) {

@@ -37,6 +37,16 @@ void batch_norm_backward(const Call& call);
 // of PyTorch's operator.
 void max_pool2d_backward(const Call& call);
 
+// "torchtpu.attention"(q [B, H, L, E], k [B, K, S, E], v [B, K, S, E], mask, scale (f64)), H a
+// multiple of K: the output, as [B, L, H, E], and the log of the sums of exponentials, as
+// [B, L, H], of rows without a key 0. The mask, there if `masked`, has four dimensions, broadcasts
+// to [B, H, L, S] and is added to the scores. Attributes: masked, causal (0 or 1), and
+// heads_inside, of each tensor of heads whether it lies, and is given, as [B, L, H, E].
+void attention(const Call& call);
+// "torchtpu.attention_backward"(grad [B, H, L, E], q, k, v, output, log of sums [B, L, H], mask,
+// scale): the gradients of q, k and v, as [B, L, H, E], with the same attributes.
+void attention_backward(const Call& call);
+
 // "torchtpu.fused_adam": a step of Adam, or AdamW (decoupled), for `count` parameters. Operands:
 // the numbers lr, weight_decay and eps (f64), and lists of steps, gradients, parameters, exp_avgs,
 // exp_avg_sqs and, with amsgrad, max_exp_avg_sqs; the results, which alias their operands, are the
